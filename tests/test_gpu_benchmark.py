@@ -32,12 +32,12 @@ SABOTAGED = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import gpu, jax
-from treeviz.steps.tracing import twin, watch
+from treeviz.steps.tracing import instrumented, watch
 from treeviz.tree import leaves as sharding
 
-called, instrumented = watch.Watched.__call__, twin.instrumented
+called, instrument = watch.Watched.__call__, instrumented.instrumented
 watch.Watched.__call__ = lambda self, *args: jax.tree.map(lambda x: x * 1.001, called(self, *args))
-twin.instrumented = lambda *args, **keywords: instrumented(*args, **{**keywords, "donate": False})
+instrumented.instrumented = lambda *args, **keywords: instrument(*args, **{**keywords, "donate": False})
 sharding._memory = lambda *_: "somewhere"
 gpu.locate_nan = lambda *_: None
 gpu.has_copies = lambda _: True

@@ -16,8 +16,8 @@ from published_steps import Step
 import treeviz as tv
 from treeviz.steps.recording.recorder import LARGE_BATCH
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
-from treeviz.steps.tracing.twin import instrumented
 
 RATE = 1e-4
 

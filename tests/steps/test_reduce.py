@@ -12,8 +12,8 @@ from watched import watch
 from treeviz.steps.measure import Joined, numbers_of
 from treeviz.steps.reduce import added_up, measured, n_numbers, numbers_as_they_are, packed_rows, partial_sums
 from treeviz.steps.statistics import LIGHT, unpack
+from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
-from treeviz.steps.tracing.twin import instrumented
 
 pytestmark = pytest.mark.skipif(
     jax.__version_info__ < (0, 7, 2), reason="XLA takes no sum of float64 without x64 before"
@@ -98,8 +98,8 @@ def test_a_step_of_few_numbers_gets_no_kernel_that_reduces_and_they_leave_as_one
     for n, n_reduces in ((10, 0), (1000, 1), (4000, 1)):
         params = {"w": normal(n), "b": normal(n)}
         step = jax.jit(lambda p: jax.tree.map(lambda p, g: p - g, p, jax.grad(lambda p: p["w"] @ p["b"])(p)))
-        twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
-        texts = [f.lower(params).compile().as_text() for f in (step, twin)]
+        instrumented_step = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+        texts = [f.lower(params).compile().as_text() for f in (step, instrumented_step)]
         assert [text.count(" reduce(") for text in texts] == [0, n_reduces]
         recorder = watched.Recorder()
         after = watch(step, recorder)(params)

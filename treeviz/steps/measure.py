@@ -63,7 +63,7 @@ class Measurement:
       sources: The measured trees, sorted by name.
       statistics: The requested statistics, in order; `statistics_of` has those of one tree.
       results: Of a watched step, the results whose NaN and infinities are counted, as one tree for each kind.
-      counts: How many each of these has, as `treeviz.steps.tracing.twin` packs it; None if there are none.
+      counts: How many each of these has, as `instrumented.count_in_results` packs it; None if there are none.
       sampled_params: Of a watched step, what was measured of its parameters beside it; it does not leave the step.
     """
 

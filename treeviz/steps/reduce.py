@@ -780,7 +780,7 @@ def _places(rows: Rows) -> _Places:
 def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Of sums[..., rows] and words[..., n]: the packed rows of `LIGHT`, uint32[..., leaves, 4], and what results have.
 
-    That is uint32[..., results], as `treeviz.steps.tracing.twin` explains it. None for no leaves, or no results.
+    That is uint32[..., results], as `instrumented.count_in_results` packs it. None for no leaves, or no results.
     """
     n = sums.shape[-1]
     return rows_added_up(sums, words[..., :n], words[..., n : 2 * n].copy(), rows)
@@ -872,7 +872,7 @@ def measured(bits: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarra
 NOTHING = np.array([NO_NUMBER, 0, 0, 0], np.uint32)  # the packed row of a leaf without numbers
 
 
-class OneOf(NamedTuple):
+class BatchSlice(NamedTuple):
     """One of several leaves that are computed together, as one array [leaves, …]."""
 
     together: jax.Array
@@ -890,7 +890,7 @@ class Unreduced(NamedTuple):
       axes: Of the layers of each leaf, or empty.
     """
 
-    leaves: Sequence[jax.Array | OneOf | None]
+    leaves: Sequence[jax.Array | BatchSlice | None]
     axes: Axes
 
     def divided(self) -> Divided:
@@ -898,13 +898,13 @@ class Unreduced(NamedTuple):
         mine: dict[int, tuple[jax.Array, int, list[int]]] = {}  # with the number of leaves or layers, and their rows
         others: list[jax.Array | None] = []
         n_rows, pairs = 0, [*zip(self.leaves, axes, strict=True)]
-        apart = {id(x.together) for x, axis in pairs if isinstance(x, OneOf) and axis is not None}
+        apart = {id(x.together) for x, axis in pairs if isinstance(x, BatchSlice) and axis is not None}
         for i, (x, axis) in enumerate(pairs):
-            if isinstance(x, OneOf) and id(x.together) not in apart:
+            if isinstance(x, BatchSlice) and id(x.together) not in apart:
                 mine.setdefault(-id(x.together), (x.together, len(x.together), []))[2].append(n_rows)
                 x, n = None, 1
             else:
-                x = x.alone() if isinstance(x, OneOf) else x
+                x = x.alone() if isinstance(x, BatchSlice) else x
                 n = 1 if x is None or axis is None else x.shape[axis]
                 if x is not None and is_partial(x, axis):
                     mine[i], x = (x, n, [*range(n_rows, n_rows + n)]), None
@@ -914,7 +914,7 @@ class Unreduced(NamedTuple):
         packed = None if all(x is None for x in others) else reduce_leaves(others, LIGHT, axes)
         return Divided([*arrays], [*n_layers], (*itertools.chain(*rows),), packed, (n_rows, n_words(LIGHT)))
 
-    def on_each(self) -> Any:
+    def per_device(self) -> Any:
         """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
         mine, n_layers, entries, packed, shape = self.divided()
         if not mine:

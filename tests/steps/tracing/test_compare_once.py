@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 from watched import Recorder, same_bytes, watch
 
 import treeviz as tv
-from treeviz.steps.tracing import twin
+from treeviz.steps.tracing import instrumented
 from treeviz.steps.tracing import verify as compare_once
 
 pytestmark = pytest.mark.gpu
@@ -53,13 +53,13 @@ def early(monkeypatch):
 @pytest.fixture
 def changes_bits(monkeypatch):
     """Measuring changes the first result of a step."""
-    reap = twin.reap
+    reap = instrumented.reap
 
     def wrong(*args, **kwargs):
         out, *measured = reap(*args, **kwargs)
         return [out[0] * jnp.float32(1.001), *out[1:]], *measured
 
-    monkeypatch.setattr(twin, "reap", wrong)
+    monkeypatch.setattr(instrumented, "reap", wrong)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from treeviz.steps.tracing.domains import known_zeros
+from treeviz.steps.tracing.domains import structural_zeros
 from treeviz.steps.tracing.primitives import sow
 
 pytestmark = pytest.mark.oldest_jax
@@ -62,7 +62,7 @@ def zeros_of(loss):
         return sow("grads", "grads", jax.grad(loss)(params, x))
 
     program = jax.make_jaxpr(step)(params, X)
-    (places,) = known_zeros(program).values()
+    (places,) = structural_zeros(program).values()
     grads = jax.grad(loss)(params, X)
     return {sorted(NAMES)[i] for i in places}, {name for name in NAMES if not grads[name].any()}
 
@@ -88,7 +88,7 @@ def test_it_is_known_of_gradients_in_a_training_loop_whose_moments_begin_as_zero
 
         return lax.scan(body, (params, jax.tree.map(jnp.zeros_like, params)), length=3)[0]
 
-    (places,) = known_zeros(jax.make_jaxpr(train)({"a": X, "used": X}, X)).values()
+    (places,) = structural_zeros(jax.make_jaxpr(train)({"a": X, "used": X}, X)).values()
     assert places == {0}
 
 
@@ -100,4 +100,4 @@ def test_a_loop_that_passes_values_on_for_many_turns_is_followed_for_a_few():
 
         return lax.scan(body, (jnp.zeros_like(x),) * 9, length=20)
 
-    assert known_zeros(jax.make_jaxpr(train)(X, X)) == {}
+    assert structural_zeros(jax.make_jaxpr(train)(X, X)) == {}

@@ -8,8 +8,8 @@ from watched import Recorder, watch
 
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.instrumented import MOST_ELEMENTS, instrumented
 from treeviz.steps.tracing.jitted import JitOptions
-from treeviz.steps.tracing.twin import MOST_ELEMENTS, instrumented
 
 pytestmark = pytest.mark.oldest_jax
 

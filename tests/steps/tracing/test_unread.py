@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from watched import same_bytes, watch
 
-from treeviz.steps.tracing import reap, twin
+from treeviz.steps.tracing import instrumented, reap
 from treeviz.steps.tracing.unread import Unread
 
 pytestmark = pytest.mark.oldest_jax
@@ -98,13 +98,13 @@ def test_a_step_of_which_nothing_can_be_read_says_what_is_wrong_with_which_jax_a
 
 # What one analysis of the program gives, and what is seen without it.
 ANALYSES = {
-    "without_unused": twin,
-    "Plan": twin,
-    "known_zeros": twin,
-    "argument_order": twin,
-    "measure_step_params": twin,
-    "count_in_results": twin,
-    "repeats": reap,
+    "drop_unused_tags": instrumented,
+    "OptimizerInputs": instrumented,
+    "structural_zeros": instrumented,
+    "argument_order": instrumented,
+    "measure_step_params": instrumented,
+    "count_in_results": instrumented,
+    "recomputed_equations": reap,
     "scanned_in": reap,
 }
 

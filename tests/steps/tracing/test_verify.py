@@ -17,10 +17,10 @@ pytestmark = pytest.mark.oldest_jax
 params, zeros = jax.device_put((np.arange(1.0, 4.0), np.zeros(3)))
 
 
-def verified(step, twin, *args, **kwargs):
+def verified(step, instrumented_step, *args, **kwargs):
     """Of a step and its twin as Python functions."""
     jitted = JittedStep(step, step, lambda make: make(step))
-    return verify(jitted, lambda *args, **kwargs: (twin(*args, **kwargs), None), args, kwargs)
+    return verify(jitted, lambda *args, **kwargs: (instrumented_step(*args, **kwargs), None), args, kwargs)
 
 
 @pytest.mark.parametrize("of", [jnp.asarray, np.asarray], ids=["jax", "numpy"])

@@ -28,7 +28,7 @@ from watched import (
 )
 
 from treeviz.steps.statistics import FULL, unpack
-from treeviz.steps.tracing import twin
+from treeviz.steps.tracing import instrumented
 from treeviz.steps.tracing.jitted import tap
 from treeviz.steps.tracing.verify import compare
 from treeviz.steps.tracing.watch import CannotWatch, watch
@@ -342,13 +342,13 @@ def test_static_arguments_keywords_and_defaults_stay(seen, mlp):
 
 
 def test_no_search_for_cycles_goes_through_a_trace_while_it_is_reaped(monkeypatch, seen, mlp):
-    searches, reap_ = [], twin.reap
+    searches, reap_ = [], instrumented.reap
 
     def reap(*args, **kwargs):
         searches.append(gc.isenabled())
         return reap_(*args, **kwargs)
 
-    monkeypatch.setattr(twin, "reap", reap)
+    monkeypatch.setattr(instrumented, "reap", reap)
     watch(jax.jit(update_mlp), seen)(mlp, x, y)
     assert searches == [False] and gc.isenabled()
 

@@ -11,8 +11,8 @@ from small_models import MODELS
 from watched import Recorder, same_bytes, true_norms
 
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
-from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.optimized
@@ -182,6 +182,8 @@ def test_no_product_of_matrices_is_computed_again_for_the_measurement():
     def step(params, x):
         return jax.grad(lambda p: jnp.mean((jnp.tanh((x + p["place"][None]) @ p["w"]) @ p["out"]) ** 2))(params)
 
-    twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
-    plain, measured = (f.lower(params, _normal(3, 1, 6, 16)).as_text().count("dot_general") for f in (step, twin))
+    instrumented_step = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+    plain, measured = (
+        f.lower(params, _normal(3, 1, 6, 16)).as_text().count("dot_general") for f in (step, instrumented_step)
+    )
     assert plain == measured == 6

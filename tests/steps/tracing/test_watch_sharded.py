@@ -16,8 +16,8 @@ import treeviz as tv
 from treeviz.steps import reduce as barrier
 from treeviz.steps.recording.decode import stacked
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
-from treeviz.steps.tracing.twin import instrumented
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = pytest.mark.oldest_jax
@@ -295,8 +295,8 @@ def test_the_program_of_a_fully_sharded_step_joins_no_partial_sums_of_its_device
     step = fully_sharded(Mesh(mesh.devices.ravel(), ("data",)))
     long = {"w": jnp.ones((64, 8192)), "b": jnp.ones(8192)}  # results of so many numbers are not looked at
     arguments = {"shards": long, "whole": {}}, jnp.ones((32, 64)), jnp.ones((32, 8192))
-    twin = instrumented(step.__wrapped__, jit_options(step), LIGHT)
-    plain, program = (f.lower(*arguments).compile().as_text() for f in (step, twin))
+    instrumented_step = instrumented(step.__wrapped__, jit_options(step), LIGHT)
+    plain, program = (f.lower(*arguments).compile().as_text() for f in (step, instrumented_step))
     assert [program.count(f" {name}(") for name in COLLECTIVES] == [plain.count(f" {name}(") for name in COLLECTIVES]
     of_rows = program.count(" concatenate(") - plain.count(" concatenate(")
     assert of_rows == 3 and "u32[1,2,4]" not in program, "small leaves, sums, words: NumPy adds up"

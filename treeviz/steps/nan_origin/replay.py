@@ -183,7 +183,7 @@ class Devices:
         array = jnp.asarray(value, getattr(aval, "dtype", None))
         return jnp.broadcast_to(array, (int(np.prod(self._sizes(aval))), *array.shape))
 
-    def on_each(self, function: Callable, in_avals: Sequence[Any], out_avals: Sequence[Any]) -> Callable:
+    def per_device(self, function: Callable, in_avals: Sequence[Any], out_avals: Sequence[Any]) -> Callable:
         """Makes a part of the body, `function`, a function of values with the device axis."""
 
         def on_device(*operands):
@@ -520,7 +520,7 @@ class Replay:
         """The function; inside a `shard_map`, mapped over its devices."""
         if self.devices is None:
             return function
-        return self.devices.on_each(function, [v.aval for v in invars], [v.aval for v in outvars])
+        return self.devices.per_device(function, [v.aval for v in invars], [v.aval for v in outvars])
 
     def run_equation(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         """Apply an equation's primitive to arrays."""

@@ -2,7 +2,7 @@
 
 A domain says what is known of a value, and how an equation passes it on. The engine keeps what is known of each
 variable, enters calls, branches, loops and `shard_map`, joins branches, and repeats the body of a loop until what is
-carried stays the same. `known_zeros` is a small domain to read first.
+carried stays the same. `structural_zeros` is a small domain to read first.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _PRODUCTS = frozenset(["and", "conv_general_dilated", "dot_general", "mul"])
 _JOINED = frozenset(["concatenate", "max", "min", "or", "pad"])
 
 
-def known_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
+def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
     """The numbers of the sown values that are zero whatever the arguments are, by what was sown.
 
     JAX gives zeros as the gradient of what the loss does not use, or uses behind `stop_gradient`, a comparison or a

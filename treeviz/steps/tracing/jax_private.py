@@ -80,7 +80,7 @@ TO_READ_OPTIONS = _table(
     f"jax:jit()._jit_info or {_PJIT}:PjitInfo",  # the latter is in a closure
     *(f"{_PJIT}:PjitInfo.{field}" for field in OPTION_FIELDS),
 )
-TO_REWRITE_PROGRAMS = _table(  # in `sow`, `reap` and `twin`
+TO_REWRITE_PROGRAMS = _table(  # in `sow`, `reap` and `instrumented`
     "a traced step cannot be measured",
     "jax.core:Tracer",
     *(f"{_CORE}:{name}" for name in ("ClosedJaxpr", "Jaxpr", "Literal", "Primitive")),

@@ -352,10 +352,10 @@ def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
     bypass = threading.local()
 
     def make_without_measurement(function):
-        twin = make(function)
+        instrumented_step = make(function)
 
         def without_measurement(*args, **kwargs):
-            out, bypass.measurement = twin(*args, **kwargs)
+            out, bypass.measurement = instrumented_step(*args, **kwargs)
             return out
 
         return without_measurement

@@ -23,6 +23,7 @@ from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_agains
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.dataflow import Followed
 from treeviz.steps.tracing.domains import AxesOf, Leaf, Path, layer_axes, match_new_params, scanned_in
+from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs, Received, factor
 from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
@@ -51,8 +52,7 @@ from treeviz.steps.tracing.primitives import (
     sums_of_sown,
     while_parts,
 )
-from treeviz.steps.tracing.received import CLIPPED, Plan, Received, factor
-from treeviz.steps.tracing.repeats import repeat, repeats
+from treeviz.steps.tracing.recompute import recompute_operands, recomputed_equations
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 
 # The rule of `reap` for `shard_map`: what the devices measure is returned with one row per device.
@@ -310,7 +310,7 @@ def _sizes_and_shapes(values: Sequence[Any], batched: Batched) -> tuple[list[int
 _GRADIENTS = ("grads", "cotangents")
 
 
-def without_unused(program: ClosedJaxpr) -> ClosedJaxpr:
+def drop_unused_tags(program: ClosedJaxpr) -> ClosedJaxpr:
     """The program without the tags of gradients that it throws away, which XLA need not compute then.
 
     Nothing uses them, and their parameters have other gradients that are used: a parameter that has none may be frozen,
@@ -321,7 +321,7 @@ def without_unused(program: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(_rewritten(program.jaxpr, dead), program.consts) if dead else program
 
 
-def idle(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
+def dead_equations(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
     """The numbers of equations on which neither results nor what is sown depend, as a loss that is not returned.
 
     Args:
@@ -335,7 +335,7 @@ def idle(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
     return {*range(len(jaxpr.eqns))} - needed(jaxpr, [*jaxpr.outvars, *kept], is_kept).keys()
 
 
-def read_later(summed, again, received: Iterable[Received]) -> set[Any]:
+def read_at_the_end(summed, again, received: Iterable[Received]) -> set[Any]:
     """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
     needed = {v for sums in summed.values() for v, _ in sums}
     needed |= {v for what in received for v in what.reads}
@@ -695,18 +695,18 @@ class Reducers(NamedTuple):
     """How the values of one sown tree are measured.
 
     Attributes:
-      now: Returns its packed rows.
-      later: Instead of it, outside of loops and other programs inside: returns what stands for the packed rows.
-      on_each: In a `shard_map` over all axes of its mesh, where each device has arrays of its own.
+      eager: Returns its packed rows.
+      deferred: Instead of it, outside of loops and other programs inside: returns what stands for the packed rows.
+      per_device: In a `shard_map` over all axes of its mesh, where each device has arrays of its own.
     """
 
-    now: Reduce
-    later: Reduce | None = None
-    on_each: Reducers | None = None
+    eager: Reduce
+    deferred: Reduce | None = None
+    per_device: Reducers | None = None
 
     def inside(self) -> Reducers:
         """Those for a loop or another program inside."""
-        return Reducers(self.now, None, self.on_each and self.on_each.inside())
+        return Reducers(self.eager, None, self.per_device and self.per_device.inside())
 
 
 def reap(
@@ -717,7 +717,7 @@ def reap(
     *,
     with_params: bool = False,
     axes_of: AxesOf = lambda source, scanned, why_not: scanned,
-    received: Plan | None = None,
+    received: OptimizerInputs | None = None,
     scaled: Scaled | None = None,
     left_out: set[str] | None = None,
     unread: Unread | None = None,
@@ -757,10 +757,10 @@ def reap(
     return results, reaped, packed
 
 
-def _measured_of(plan: Plan, with_params: bool) -> dict[int, dict[Sown, Received]]:
+def _measured_of(plan: OptimizerInputs, with_params: bool) -> dict[int, dict[Sown, Received]]:
     """What is received of the gradients, by jaxpr: one that is clipped alone, if updates are measured."""
     return {
-        jaxpr: {sown: what for sown, what in found.items() if with_params or what.how != (CLIPPED,)}
+        jaxpr: {sown: what for sown, what in found.items() if with_params or what.transforms != (CLIPPED,)}
         for jaxpr, found in plan.of.items()
     }
 
@@ -802,7 +802,7 @@ class Run:
         """The same run, for the jaxpr of a `shard_map`."""
         run, reducers = copy(self), self.reducers
         run.devices = devices
-        run.reducers = reducers.on_each if devices.is_manual and reducers.on_each else reducers.inside()
+        run.reducers = reducers.per_device if devices.is_manual and reducers.per_device else reducers.inside()
         return run
 
     def inside(self) -> Run:
@@ -844,12 +844,12 @@ class Run:
 
         attempt, sows = self.unread.attempt, any(eqn.primitive is sow_p for eqn in jaxpr.eqns)
         summed = {} if self.devices is None else sums_of_sown(jaxpr, self.devices.sizes)
-        again = attempt(_NOT_REPEATED, {}, repeats, jaxpr)
+        again = attempt(_NOT_REPEATED, {}, recomputed_equations, jaxpr)
         scanned = attempt(_NO_LAYERS, {}, scanned_in, jaxpr) if sows else {}
         is_read = self.devices is None and self.scaled is not None  # each device may receive something else
         received, copies = self.received.get(id(jaxpr), {}) if is_read else {}, {}
-        kept = read_later(summed, again, received.values())
-        without = idle(jaxpr, kept)
+        kept = read_at_the_end(summed, again, received.values())
+        without = dead_equations(jaxpr, kept)
         freed_after, add = last_uses(jaxpr, kept, without), adds_copies()
         for n, eqn in enumerate(jaxpr.eqns):
             origin.step(eqn)
@@ -863,7 +863,9 @@ class Run:
                 results = operands[: eqn.params["n"]]
             else:
                 with context_of(eqn):
-                    measured = repeat(again[n], eqn, read, self.is_later(eqn)) if n in again else operands
+                    measured = (
+                        recompute_operands(again[n], eqn, read, self.is_deferred(eqn)) if n in again else operands
+                    )
                     if eqn.primitive is sow_p and eqn.params["sown"] in received:
                         copies.update(zip(eqn.outvars, measured, strict=False))
                     results, reaped_here, packed_here = self.equation(eqn, measured, origins_of(eqn), scanned)
@@ -898,7 +900,7 @@ class Run:
             sown = replace(r.sown, kind="received", source=r.sown.source._replace(name="received"))
             axes = r.axes
             if not what.is_sown:
-                axes, rows = (), self.reducers.now(sown, what.read(read, copies))
+                axes, rows = (), self.reducers.eager(sown, what.read(read, copies))
             assert self.scaled is not None
             rows = self.scaled(rows, factor=factor(what.scale, read))
             found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), rows))
@@ -967,8 +969,8 @@ class Run:
             shards, why_not = self.devices.shards(values, (None,) * n if batched else origins, summed)
             sown = replace(sown, source=self.devices.whole(sown.source, shards))
         sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
-        reducers = self.reducers if self.is_later(eqn) else self.reducers.inside()
-        reduce = reducers.later or reducers.now
+        reducers = self.reducers if self.is_deferred(eqn) else self.reducers.inside()
+        reduce = reducers.deferred or reducers.eager
         packed, axes = measure_members(lambda *values: reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,
@@ -981,10 +983,10 @@ class Run:
         )
         return values, [reaped], [packed]
 
-    def is_later(self, eqn) -> bool:
+    def is_deferred(self, eqn) -> bool:
         """Whether what an equation sows is measured when the whole program has been run."""
         is_read = any(eqn.params["sown"] in received for received in self.received.values())
-        return self.reducers.later is not None and not (eqn.params["batched"] or is_read)
+        return self.reducers.deferred is not None and not (eqn.params["batched"] or is_read)
 
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
         """What a loop body reaps, marked if it changes there; parameters and updates; and the packed rows of these.
@@ -1004,7 +1006,7 @@ class Run:
                 continue
             if all(origin in before for origin in origins):
                 old, new = ([carry[origin] for origin in origins] for carry in (before, after))
-                for part, packed_part in measure_params(self.reducers.now, r, old, new):
+                for part, packed_part in measure_params(self.reducers.eager, r, old, new):
                     params.append(part)
                     packed.append(packed_part)
         return known + params, packed

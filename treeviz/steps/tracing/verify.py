@@ -93,7 +93,7 @@ class Verification:
     __repr__ = __str__
 
 
-class TwinFailed(Exception):
+class InstrumentedStepFailed(Exception):
     """The watched twin raised an error."""
 
     def __init__(self, error: Exception) -> None:
@@ -101,20 +101,20 @@ class TwinFailed(Exception):
         self.error = error
 
 
-def verify(jitted: JittedStep, twin: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
+def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
     """Compare a step with its twin on copies of these arguments, and on those that follow from them.
 
     Raises:
-      TwinFailed: The twin raised.
+      InstrumentedStepFailed: The instrumented step raised.
     """
     found = Verification(0, ())
     for n_runs in range(1, _MOST_RUNS + 1):
         expected = _results(jitted, args, kwargs)
         ours = jitted.copied((args, kwargs), copy_array)
         try:
-            out, _ = twin(*ours[0], **ours[1])
+            out, _ = instrumented_step(*ours[0], **ours[1])
         except Exception as error:
-            raise TwinFailed(error) from error
+            raise InstrumentedStepFailed(error) from error
         found = compare(expected, (out, ours) if jitted.changes_arguments else out)
         if not found:
             n_unsteady = len(compare(expected, _results(jitted, args, kwargs)).differences)
@@ -390,14 +390,16 @@ class CompareOnce:
         self,
         jitted: JittedStep,
         options: JitOptions,
-        twins: Sequence[Callable],
+        instrumented_steps: Sequence[Callable],
         plain: PlainProgram | None,
         tell: Callable[[Verification | int], None],
     ) -> None:
         self._jitted, self._options, self._tell = jitted, options, tell
         self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
         self._program = plain
-        self._n_calls = {id(twin): 0 for twin in twins}  # of those that were not compared yet
+        self._n_calls = {
+            id(instrumented_step): 0 for instrumented_step in instrumented_steps
+        }  # of those that were not compared yet
         self._n_compared: Counter[int] = Counter()
         self._is_compiling = False
 
@@ -410,22 +412,22 @@ class CompareOnce:
     def has_ended(self) -> bool:
         return not self._n_calls
 
-    def is_due(self, twin: Callable) -> bool:
+    def is_due(self, instrumented_step: Callable) -> bool:
         """Count a call of a twin; whether `run` shall call it."""
-        n = self._n_calls.get(id(twin))
+        n = self._n_calls.get(id(instrumented_step))
         if n is None:
             return False
-        self._n_calls[id(twin)] = n = n + 1
+        self._n_calls[id(instrumented_step)] = n = n + 1
         return n >= AT_CALL
 
-    def run(self, twin: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, instrumented_step: Callable, /, *args: Any, **kwargs: Any) -> Any:
         """Call a twin, and compare what it returns. Its errors are raised, those of the comparison are not."""
         copies = self._tried(lambda: self._copies(args, kwargs))
-        out, measurement = twin(*args, **kwargs)
+        out, measurement = instrumented_step(*args, **kwargs)
         if copies is not None:
-            self._n_compared[id(twin)] += 1
-            if self._n_compared[id(twin)] >= N_CALLS:
-                self._n_calls.pop(id(twin), None)
+            self._n_compared[id(instrumented_step)] += 1
+            if self._n_compared[id(instrumented_step)] >= N_CALLS:
+                self._n_calls.pop(id(instrumented_step), None)
             self._tried(lambda: self._compare(copies, out, args, kwargs))
         return out, measurement
 

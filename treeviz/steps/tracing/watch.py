@@ -30,8 +30,8 @@ from treeviz.steps.tracing.unread import tested_with, why_not_measured
 from treeviz.steps.tracing.verify import (
     CompareOnce,
     CompileAhead,
+    InstrumentedStepFailed,
     PlainProgram,
-    TwinFailed,
     Verification,
     copy_array,
     verify,
@@ -50,7 +50,7 @@ jax_private.get_ready()
 
 Record = Callable[[Measurement, int], None]
 Before = Callable[[int, Callable[[], tuple[tuple, dict]]], None]
-OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `twin.instrumented`
+OnTraced = Callable[[Sequence["Attribution"], Sequence[str], set[str]], None]  # as in `instrumented.instrumented`
 
 
 class RunsTwice(Exception):
@@ -151,7 +151,7 @@ class InstrumentedPrograms:
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
         # Imported here, since this module uses JAX's extension API, which `jax_private.why_not` checks.
-        from treeviz.steps.tracing.twin import instrumented
+        from treeviz.steps.tracing.instrumented import instrumented
 
         def make(function):
             return instrumented(
@@ -493,7 +493,7 @@ class Watched:
         program = self._programs.make(self.settings.statistics, updates=bool(self.settings.updates))
         try:
             return verify(self._jitted, program, args, kwargs)
-        except TwinFailed as error:
+        except InstrumentedStepFailed as error:
             raise CannotWatch(self.step, error_text(error.error)) from error.error
 
     def __getattr__(self, name: str) -> Any:

@@ -13,8 +13,8 @@ import treeviz as tv
 from treeviz.steps.measure import measure
 from treeviz.steps.reduce import scaled_rows
 from treeviz.steps.statistics import HISTOGRAM, LIGHT, unpack
+from treeviz.steps.tracing.optimizer_input import OptimizerInputs
 from treeviz.steps.tracing.primitives import sow
-from treeviz.steps.tracing.received import Plan
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -123,8 +123,8 @@ def received_in(step, *args):
     def grad(f):
         return lambda params, *args: sow("grads", "grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
 
-    plan = Plan(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
-    return [what.how for of in plan.of.values() for what in of.values()], bool(plan.unscaled), bool(plan.clipped)
+    plan = OptimizerInputs(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
+    return [what.transforms for of in plan.of.values() for what in of.values()], bool(plan.unscaled), bool(plan.clipped)
 
 
 def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_the_gradient():

@@ -46,7 +46,7 @@ SUMS = ("reduce_sum", "dot_general")
 UNSCALED, CLIPPED = "unscaled", "clipped or scaled by its norm"
 
 
-class Repeated(NamedTuple):
+class Recomputation(NamedTuple):
     """Equations that are computed once more.
 
     Attributes:
@@ -78,7 +78,7 @@ class Repeated(NamedTuple):
         return values[self.result]
 
 
-class Form(NamedTuple):
+class ScaledGradient(NamedTuple):
     """A variable that is a gradient, or a sum of it, times scalars.
 
     Attributes:
@@ -96,16 +96,16 @@ class Form(NamedTuple):
     axis: int | None = None
     over: str = ""
     n: int = 1
-    how: tuple[str, ...] = ()
+    transforms: tuple[str, ...] = ()
     is_whole: bool = True
 
-    def scaled(self, scale: Scale, is_whole: bool, how: str = "") -> Form:
-        more = (how,) if how and how not in self.how else ()
-        return self._replace(scale=scale, is_whole=is_whole, how=self.how + more)
+    def scaled(self, scale: Scale, is_whole: bool, transform: str = "") -> ScaledGradient:
+        more = (transform,) if transform and transform not in self.transforms else ()
+        return self._replace(scale=scale, is_whole=is_whole, transforms=self.transforms + more)
 
-    def summed(self, value: Any, n: int) -> Form:
-        how = (*self.how, f"summed over {self.over}")
-        return self._replace(value=value, scale=(), axis=None, n=n, how=how, is_whole=True)
+    def summed(self, value: Any, n: int) -> ScaledGradient:
+        transforms = (*self.transforms, f"summed over {self.over}")
+        return self._replace(value=value, scale=(), axis=None, n=n, transforms=transforms, is_whole=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +117,14 @@ class Received:
       sums: What makes them, where these are sums over an axis or over calls.
       is_sown: They are the sown values themselves.
       scale: Of all values.
-      how: What was done, in order.
+      transforms: What was done, in order.
     """
 
     values: tuple[Any, ...]
-    sums: tuple[Repeated | None, ...]
+    sums: tuple[Recomputation | None, ...]
     is_sown: bool
     scale: Scale
-    how: tuple[str, ...]
+    transforms: tuple[str, ...]
 
     @property
     def reads(self) -> set[Any]:
@@ -133,7 +133,7 @@ class Received:
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
     def read(self, read: Callable[[Any], Any], copies: Mapping[Any, Any]) -> list[Any]:
-        """The values. Sums are computed once more, as `treeviz.steps.tracing.repeats` explains, of copies if there are.
+        """The values. Sums are recomputed, as `tracing.recompute` explains, from copies if there are any.
 
         Args:
           copies: Of what is summed, by variable.
@@ -242,13 +242,13 @@ class Accumulated(NamedTuple):
     Attributes:
       gradient, before: Operands of the conditional.
       made: The new mean or sum.
-      how: "averaged over the calls so far".
+      transform: "averaged over the calls so far".
     """
 
     gradient: Any
     before: Any
-    made: Repeated
-    how: str
+    made: Recomputation
+    transform: str
 
 
 def accumulated(eqn: Any) -> Iterator[Accumulated]:
@@ -267,16 +267,16 @@ def accumulated(eqn: Any) -> Iterator[Accumulated]:
             for before, other in (values, values[::-1]) if name == "add" else ():
                 match other:
                     case "div", ("sub", gradient, start), _ if start is before:
-                        how = "averaged over the calls so far"
+                        transform = "averaged over the calls so far"
                     case gradient:
-                        how = "summed over the calls so far"
+                        transform = "summed over the calls so far"
                 if not any(x is None or isinstance(x, tuple | Literal) for x in (before, gradient)):
                     made = inner.outvars[0]
-                    repeated = Repeated(tuple(needed(jaxpr, [made]).values()), made, outside)
-                    yield Accumulated(gradient, before, repeated, how)
+                    repeated = Recomputation(tuple(needed(jaxpr, [made]).values()), made, outside)
+                    yield Accumulated(gradient, before, repeated, transform)
 
 
-class Plan:
+class OptimizerInputs:
     """What is received of the gradients of a program.
 
     Attributes:
@@ -300,7 +300,7 @@ class Plan:
 
         "of each example, before unscaling" and "unscaled, summed over examples"; each may be empty.
         """
-        text = next((", ".join(of[reaped.tagged].how) for of in self.of.values() if reaped.tagged in of), "")
+        text = next((", ".join(of[reaped.tagged].transforms) for of in self.of.values() if reaped.tagged in of), "")
         kinds, parts = {axis.kind for axis in reaped.axes if axis.parts is None}, []
         shares_params = all(set(dims) == {None} for dims in reaped.batched)
         if "member" in kinds and reaped.batched and shares_params:
@@ -321,14 +321,14 @@ class Plan:
 class _Level:
     """Follows gradients through one jaxpr."""
 
-    def __init__(self, jaxpr: Jaxpr, plan: Plan) -> None:
+    def __init__(self, jaxpr: Jaxpr, plan: OptimizerInputs) -> None:
         self.jaxpr, self.plan = jaxpr, plan
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self.form_of: dict[Any, Form] = {}
+        self.form_of: dict[Any, ScaledGradient] = {}
         self.starts: dict[Sown, list[Any]] = {}  # the variables of the values here
         self.sown: set[Any] = set()  # those of them that are what is sown
-        self.repeated: dict[Any, Repeated] = {}  # sums that are made in other jaxprs
-        self.sums: dict[Any, tuple[Form, Any]] = {}  # of a gradient and another variable
+        self.repeated: dict[Any, Recomputation] = {}  # sums that are made in other jaxprs
+        self.sums: dict[Any, tuple[ScaledGradient, Any]] = {}  # of a gradient and another variable
         self.first: dict[Any, Any] = {}  # of the scalars that are computed alike, as once for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
@@ -349,12 +349,12 @@ class _Level:
                 self.first[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
         self._plan()
 
-    def form(self, atom: Any) -> Form | None:
+    def form(self, atom: Any) -> ScaledGradient | None:
         return None if isinstance(atom, Literal) else self.form_of.get(atom)
 
-    def _start(self, variable: Any, form: Form) -> None:
+    def _start(self, variable: Any, form: ScaledGradient) -> None:
         self.form_of[variable] = form._replace(value=variable)
-        if not form.how:
+        if not form.transforms:
             self.sown.add(variable)
         self.starts.setdefault(form.sown, []).append(variable)
 
@@ -370,9 +370,9 @@ class _Level:
         axes = batched[0][:n] if batched and _is_per_example(batched[0], n) else (None,) * n
         if not batched or axes[0] is not None:
             for leaf, (variable, axis) in enumerate(zip(eqn.outvars, axes, strict=True)):
-                self._start(variable, Form(sown, leaf, variable, axis=axis, over="examples"))
+                self._start(variable, ScaledGradient(sown, leaf, variable, axis=axis, over="examples"))
 
-    def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, Form]]:
+    def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, ScaledGradient]]:
         """The results of a call or a loop that are gradients made in it, or sums of them."""
         levels = [_Level(open_jaxpr(inner), self.plan) for inner in inner_jaxprs(eqn)]
         for level in levels:
@@ -422,7 +422,9 @@ class _Level:
             self._weighted_sum(eqn)
         elif name == COND:
             self._accumulated(eqn)
-        elif eqn.params.get("name") == "clip" and form is not None and form.is_whole and not form.how:  # of jnp.clip
+        elif (
+            eqn.params.get("name") == "clip" and form is not None and form.is_whole and not form.transforms
+        ):  # of jnp.clip
             self.plan.clipped.add(form.sown)
 
     def _accumulated(self, eqn: Any) -> None:
@@ -432,8 +434,10 @@ class _Level:
             if form is None or not form.is_whole or form.axis is not None or found.before not in self.jaxpr.invars:
                 continue
             if not self.reaches(self.sown_from(form.sown), {found.before}):  # else it is a parameter
-                how = (*form.how, found.how)
-                self.form_of[found.made.result] = form._replace(value=found.made.result, scale=(), how=how)
+                transforms = (*form.transforms, found.transform)
+                self.form_of[found.made.result] = form._replace(
+                    value=found.made.result, scale=(), transforms=transforms
+                )
                 self.repeated[found.made.result] = found.made
 
     def _weighted_sum(self, eqn: Any) -> None:
@@ -444,7 +448,7 @@ class _Level:
             if is_over and form is not None and self.form(weights) is None and weights.aval.ndim == 1:
                 self.form_of[eqn.outvars[0]] = self._weighted(form, weights).summed(eqn.outvars[0], 1)
 
-    def _weighted(self, form: Form, weights: Any) -> Form:
+    def _weighted(self, form: ScaledGradient, weights: Any) -> ScaledGradient:
         return form.scaled((), True, CLIPPED if self.depends(weights, form.sown) else "")
 
     def _product(self, name: str, out: Any, left: Any, right: Any) -> None:
@@ -458,13 +462,15 @@ class _Level:
             if form.axis is not None and self._is_along(by, form.axis):  # a number for each example
                 self.form_of[out] = self._weighted(form._replace(value=out), by)
         else:
-            how = self._meaning(name, scalar, form, out)
+            transform = self._meaning(name, scalar, form, out)
             by = as_factor(scalar) if isinstance(scalar, Literal) else scalar
-            if how == "":
-                form = form._replace(how=tuple(each.replace("summed", "averaged") for each in form.how))
-            self.form_of[out] = form.scaled((name, form.scale, by), form.is_whole and how is not None, how or "")
+            if transform == "":
+                form = form._replace(transforms=tuple(each.replace("summed", "averaged") for each in form.transforms))
+            self.form_of[out] = form.scaled(
+                (name, form.scale, by), form.is_whole and transform is not None, transform or ""
+            )
 
-    def _meaning(self, name: str, scalar: Any, form: Form, out: Any) -> str | None:
+    def _meaning(self, name: str, scalar: Any, form: ScaledGradient, out: Any) -> str | None:
         """What a product with a scalar does to a gradient; None if it may be the optimizer's."""
         if isinstance(scalar, Literal):
             by = as_factor(scalar) if name == "div" else 1 / (as_factor(scalar) or 1)
@@ -498,7 +504,7 @@ class _Level:
         """One of several scales of a gradient, or zero, by a condition that depends on it."""
         forms, condition = [self.form(x) for x in cases], self.scalar(which)
         known = [form for form in forms if form is not None]
-        if condition is None and len(known) == 1 and known[0].is_whole and not known[0].how:
+        if condition is None and len(known) == 1 and known[0].is_whole and not known[0].transforms:
             made, start = (which, *(x for x, form in zip(cases, forms, strict=True) if form is None)), known[0].sown
             if all(self.reaches([x], {*self.starts[start]}) for x in made):  # of some elements, as of a row
                 self.plan.clipped.add(start)
@@ -553,29 +559,37 @@ class _Level:
         return False
 
     def _plan(self) -> None:
-        last: dict[Sown, dict[int, Form]] = {}
+        last: dict[Sown, dict[int, ScaledGradient]] = {}
         for form in self.form_of.values():
             if form.is_whole and form.axis is None:
                 last.setdefault(form.sown, {})[form.leaf] = form
-            if UNSCALED in form.how:
+            if UNSCALED in form.transforms:
                 self.plan.unscaled.add(form.sown)
         for sown, of_leaf in last.items():
-            if all(form.how == (CLIPPED,) for form in of_leaf.values()):
+            if all(form.transforms == (CLIPPED,) for form in of_leaf.values()):
                 self.plan.clipped.add(sown)
             n = sum(sown.source.has_number)
-            (scale, *others), hows = {form.scale for form in of_leaf.values()}, {f.how for f in of_leaf.values()}
-            if len(of_leaf) == n and not others and len(hows) == 1 and any(how := hows.pop()):
+            (scale, *others), transforms_of_leaves = (
+                {form.scale for form in of_leaf.values()},
+                {f.transforms for f in of_leaf.values()},
+            )
+            if (
+                len(of_leaf) == n
+                and not others
+                and len(transforms_of_leaves) == 1
+                and any(transforms := transforms_of_leaves.pop())
+            ):
                 values = tuple(of_leaf[leaf].value for leaf in range(n))
                 is_sown = self.sown.issuperset(values)
                 for inside in self.plan.of.values():  # what is received is the last
                     inside.pop(sown, None)
                 sums = tuple(self._sum(v) for v in values)
-                self.plan.of.setdefault(id(self.jaxpr), {})[sown] = Received(values, sums, is_sown, scale, how)
+                self.plan.of.setdefault(id(self.jaxpr), {})[sown] = Received(values, sums, is_sown, scale, transforms)
 
-    def _sum(self, variable: Any) -> Repeated | None:
+    def _sum(self, variable: Any) -> Recomputation | None:
         eqn = self.made_by.get(variable)
         is_sum = eqn is not None and eqn.primitive.name in SUMS
-        return Repeated((eqn,), variable) if is_sum else self.repeated.get(variable)
+        return Recomputation((eqn,), variable) if is_sum else self.repeated.get(variable)
 
 
 def _is_per_example(dims: Sequence[int | None], n: int) -> bool:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.measure import MeasuredTree, Measurement, joined, joined_later, reduces_partially, source_of
-from treeviz.steps.reduce import NO_NUMBER, OneOf, Unreduced, barrier, blocks, flat, reduce_leaves, scaled_rows
+from treeviz.steps.reduce import NO_NUMBER, BatchSlice, Unreduced, barrier, blocks, flat, reduce_leaves, scaled_rows
 from treeviz.steps.statistics import (
     RESULT_KINDS,
     Axes,
@@ -30,9 +30,10 @@ from treeviz.steps.statistics import (
 )
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
-from treeviz.steps.tracing.domains import Path, argument_order, known_zeros
+from treeviz.steps.tracing.domains import Path, argument_order, structural_zeros
 from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
+from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs
 from treeviz.steps.tracing.param_sampling import ParamSampling
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
@@ -46,8 +47,7 @@ from treeviz.steps.tracing.primitives import (
     sow,
     sow_p,
 )
-from treeviz.steps.tracing.reap import Reducers, measure_step_params, reap, without_unused
-from treeviz.steps.tracing.received import CLIPPED, Plan
+from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_params, reap
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -261,7 +261,7 @@ def instrumented(
     sampling = ParamSampling(options, lambda note: on_traced((), (note,), set())) if samples_params else None
 
     @functools.wraps(function)
-    def twin(*args, **kwargs):
+    def instrumented_step(*args, **kwargs):
         tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
         with full_searches_put_off():
             out, measurement = _measured(
@@ -272,7 +272,7 @@ def instrumented(
     keywords = {k: v for k, v in options.keywords.items() if donate or not k.startswith("donate")}
     if options.out_shardings is not None and not only_measure:
         keywords["out_shardings"] = options.out_shardings, None
-    jitted = jax.jit(twin, **keywords)
+    jitted = jax.jit(instrumented_step, **keywords)
     return jitted if sampling is None else sampling.around(jitted)
 
 
@@ -295,21 +295,25 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     if plain is not None:
         plain.traced(program, args, kwargs, out_tree)
     unread = Unread()
-    program = unread.attempt("Gradients that the step throws away are measured, too", program, without_unused, program)
+    program = unread.attempt(
+        "Gradients that the step throws away are measured, too", program, drop_unused_tags, program
+    )
     reduce = functools.partial(_reduce, statistics)
-    received = unread.attempt("What the optimizer receives is not told from the gradients", None, Plan, program)
+    received = unread.attempt(
+        "What the optimizer receives is not told from the gradients", None, OptimizerInputs, program
+    )
     scaled = functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
-    later = _reduce_later if is_partial and jax.device_count() == 1 else None
-    later_on_each = _reduce_later_on_each if jax.process_count() == 1 else None
-    reducers = Reducers(reduce, later, Reducers(_reduce_on_each, later_on_each) if is_partial else None)
+    deferred = _reduce_deferred if is_partial and jax.device_count() == 1 else None
+    deferred_per_device = _reduce_deferred_per_device if jax.process_count() == 1 else None
+    reducers = Reducers(reduce, deferred, Reducers(_reduce_per_device, deferred_per_device) if is_partial else None)
     left_out: set[str] = set()
     beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
     # The collector would go through the whole trace, several times; and JAX knows the types of equations again.
     with collector_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
-    zeros = unread.attempt("Gradients that are zero by construction are not named", {}, known_zeros, program)
+    zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
     names, labels = (names, []) if received is None else _labelled(found, names, received, updates)
     notes = [*_notes_of_loops(found, names), *_notes_of_left_out(left_out), *labels, *layers.notes]
@@ -330,12 +334,12 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         traced = program, paths, out_paths, of_args, any(r.changes_in_loop for r, _ in own)
         unread.attempt("How far updates move is not measured", None, sampling.traced, *traced)
     params = {} if updates else _params(names)
-    count = (lambda *bits: bits) if later else None
+    count = (lambda *bits: bits) if deferred else None
     of_results = program, leaves, out, paths, out_paths, shown, params, count
     counted = unread.attempt("NaN in results are not counted", ([], None), count_in_results, *of_results)
     names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
-    measurement = joined_later(measurement) if later else joined(measurement)
+    measurement = joined_later(measurement) if deferred else joined(measurement)
     on_traced([name for name in names if name is not None], [*notes, *unread.notes], effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
 
@@ -345,20 +349,20 @@ def _is_of_call(r: Reaped) -> bool:
     return r.gradient is None and r.sown.kind != "tap"
 
 
-def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: Plan, updates: bool):
+def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: OptimizerInputs, updates: bool):
     """The names with their labels, and a note for each gradient that the optimizer receives otherwise."""
     labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
     for r, name in zip(found, names, strict=True):
         if name is not None and _is_of_call(r):
-            label, how = plan.label_of(r)
+            label, transforms = plan.label_of(r)
             name = name._replace(label=label)
             if r.tagged in plan.unscaled & plan.scaled:
                 flags = (True,) * len(name.source.paths)
                 name = name._replace(source=name.source._replace(unscaled=flags))
             this = f"{name.source.name} is the gradient {label}" if label else ""
             received = sibling_name(name.source.name, "received")
-            other = f"{received} is what the optimizer receives: {how}" if r.sown in known else ""
-            if how == CLIPPED and not updates:
+            other = f"{received} is what the optimizer receives: {transforms}" if r.sown in known else ""
+            if transforms == CLIPPED and not updates:
                 other = "GradientInspector(updates=True) measures what the optimizer receives, too"
             notes += ["; ".join(filter(None, (this, other))) + "."] if label else []
         labelled.append(name)
@@ -481,17 +485,17 @@ def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
     return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
 
 
-def _reduce_later(sown: Sown, values: Sequence[Any]) -> Unreduced:
-    as_they_are = (type(None), OneOf)
+def _reduce_deferred(sown: Sown, values: Sequence[Any]) -> Unreduced:
+    as_they_are = (type(None), BatchSlice)
     return Unreduced([x if isinstance(x, as_they_are) else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
 
 
-def _reduce_on_each(sown: Sown, values: Sequence[Any]) -> jax.Array:
-    return _reduce_later(sown, values).reduced()
+def _reduce_per_device(sown: Sown, values: Sequence[Any]) -> jax.Array:
+    return _reduce_deferred(sown, values).reduced()
 
 
-def _reduce_later_on_each(sown: Sown, values: Sequence[Any]) -> Any:
-    return _reduce_later(sown, values).on_each()
+def _reduce_deferred_per_device(sown: Sown, values: Sequence[Any]) -> Any:
+    return _reduce_deferred(sown, values).per_device()
 
 
 def _leaves(sown: Sown, values: Sequence[Any]) -> list[Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, Literal
 
-from treeviz.steps.reduce import TOGETHER, OneOf, barrier
+from treeviz.steps.reduce import TOGETHER, BatchSlice, barrier
 from treeviz.steps.tracing.primitives import (
     ELEMENTWISE,
     JITS,
@@ -55,7 +55,7 @@ class Group(NamedTuple):
     inputs: list[list[Any]]
 
 
-def alike(values: Sequence[Any], chains: Chains) -> list[Group]:
+def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
     """The groups of values that are computed together."""
     groups: dict[tuple, Group] = {}
     for place, (value, by_number) in enumerate(zip(values, chains, strict=False)):
@@ -144,7 +144,7 @@ def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:
 _MOST = 32  # equations that are repeated for a value
 
 
-def repeats(jaxpr: Jaxpr) -> dict[int, Chains]:
+def recomputed_equations(jaxpr: Jaxpr) -> dict[int, Chains]:
     """By the number of an equation that sows: the equations that the measurement repeats of each value."""
     sowing = {n: e for n, e in enumerate(jaxpr.eqns) if e.primitive is sow_p and e.params["sown"].kind != "loss"}
     made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars} if sowing else {}
@@ -167,16 +167,16 @@ def _maker(value: Any, made_by: dict[Any, tuple[int, Any]]) -> tuple[int, Any]:
     return (-1, None) if isinstance(value, Literal) else made_by.get(value, (-1, None))
 
 
-def repeat(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
+def recompute_operands(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
     """The operands of an equation that sows, after what is repeated has been run again.
 
     Args:
-      together: Small values of one shape that are computed alike may be computed together, and each be a `OneOf`.
+      together: Small values of one shape that are computed alike may be computed together, and each be a `BatchSlice`.
     """
-    joined: dict[int, OneOf] = {}
-    for group in alike(sowing.invars, chains) if together else ():
+    joined: dict[int, BatchSlice] = {}
+    for group in batchable(sowing.invars, chains) if together else ():
         of_group = run_together(group, read)
-        joined.update((n, OneOf(of_group, place)) for place, n in enumerate(group.places))
+        joined.update((n, BatchSlice(of_group, place)) for place, n in enumerate(group.places))
     again = {at: eqn for n, chain in enumerate(chains) if n not in joined for at, eqn in chain.items()}
     made: dict[Any, Any] = {}
     for eqn in (again[at] for at in sorted(again)):

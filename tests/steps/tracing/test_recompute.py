@@ -11,8 +11,8 @@ from watched import watch
 
 from treeviz.steps.measure import numbers_of
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
-from treeviz.steps.tracing.twin import instrumented
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 7, 2), reason="they are measured apart before")
 
