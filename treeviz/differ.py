@@ -12,7 +12,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.compare.merged import Merged, headline, joined, kinds_of, merged, same_trees
+from treeviz.analysis.compare.merged import Merged, count_kinds, headline, merged, merged_with_all, same_trees
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences, with_layers
 from treeviz.analysis.compare.values import Gap
@@ -58,7 +58,7 @@ class TreeDiff(DiffView):
         *,
         values: bool,
     ) -> None:
-        kinds = kinds_of(found)
+        kinds = count_kinds(found)
         lines = (
             *headline(kinds, tables.n_same, tables.n_unknown, values=values),
             *(same_trees(found) if values else ()),
@@ -178,7 +178,7 @@ def diff(
             for other, each in zip(others, found, strict=True)
         ]
     with collector_paused():
-        tables = merged(first, others[0], found[0]) if len(others) == 1 else joined(first, found)
+        tables = merged(first, others[0], found[0]) if len(others) == 1 else merged_with_all(first, found)
         keystr = first.table.keystrs()
         not_compared = {
             keystr(row): why
