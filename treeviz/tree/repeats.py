@@ -1,21 +1,21 @@
-"""Repeats: runs of siblings that are alike, as the layers of a model, which views show as one row.
+"""Fold repeats: views show a run of similar siblings, such as the layers of a model, as one row.
 
-The rule, for every view; `tests/fold_cases.json` has examples of it:
+The rule for every view, with examples in `tests/fold_cases.json`:
 
-- Two siblings are *alike* if their keys differ in numbers only, and their subtrees in nothing. Keys: both are indices
+- Two siblings are *similar* if their keys differ only in numbers, and their subtrees in nothing. Keys: both are indices
   of a list or tuple, or both labels have a digit and are equal once every run of the digits 0 to 9 is written as one 0
-  (`h_7` and `h_11`, not `query` and `value`). Subtrees: as many rows, and row by row the same depth and the same facts
-  (`fact_codes`: type, shape, dtype, sharding …) but for the numbers in static fields and in the texts of nodes and of
-  variables, such as the number of a layer (`alike_facts`), and below the first row the same key (`key_codes`).
-  Columns, notes and series do not matter.
-- A *run* is a sequence of siblings, each alike the one before it.
-- A member of a run *stands out* if a wrong row, one with a finding or an error, is in its subtree; or one with NaN,
-  unless all members have one or the other. Of more than `MOST_OUT` such members the first ones stand out, in the order
-  of the wrong rows, worst first, and then of those with NaN. These keep rows of their own.
-- The other members are *folded* if they are `LEAST` or more: one row stands for them, the first, and the rows inside
-  it for those of all. Runs inside a folded row, or inside a member that stands out, are folded in the same way.
-- The row is called after the least and the greatest of its keys, in the order of their numbers: `[0…79] ×80`,
-  `h_0…h_11 ×12`. Of the second, if it is longer than 12 characters, only what differs: `transformer_0…11 ×12`.
+  (`h_7` and `h_11`, not `query` and `value`). Subtrees: as many rows, and row by row the same depth, the same facts
+  (`fact_codes`: type, shape, dtype, sharding …), and below the first row the same key (`key_codes`). Numbers in static
+  fields and in the texts of nodes and variables may differ, such as the number of a layer (`similar_facts`). Columns,
+  notes and series do not matter.
+- A *run* is a sequence of siblings, each similar to the one before it.
+- A member of a run *stands out* if its subtree has a wrong row (one with a finding or an error), or one with NaN unless
+  every member has a wrong row or NaN. At most `MOST_OUT` members stand out: the first in the order of the wrong rows,
+  worst first, then of the rows with NaN. They keep rows of their own.
+- The other members are *folded* if there are `LEAST` or more: the first one's rows are shown for all of them. Runs
+  inside a folded row, or inside a member that stands out, are folded in the same way.
+- The label names the smallest and the greatest key by number: `[0…79] ×80`, `h_0…h_11 ×12`. If the second one is
+  longer than 12 characters, only its different end is shown: `transformer_0…11 ×12`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from treeviz.tree.facts import Facts
 from treeviz.tree.table import TreeTable
 
 LEAST = 3  # members of a folded run
-MOST_OUT = 3  # members that stand out of a run
-_AT_ONCE = 1 << 20  # rows that are compared
-_LONG = 12  # characters of a key whose start is not repeated
+MOST_OUT = 3  # members of a run that stand out
+_BATCH = 1 << 20  # rows that are compared at once
+_LONG = 12  # longer keys are shown without their common start
 _NUMBER = re.compile("[0-9]+")
 _FACT_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
-_NAMED = ("node", "module", "variable")  # kinds whose text is no value
+_NAMED = ("node", "module", "variable")  # kinds whose text is not a value
 
 
 class Run(NamedTuple):
     """Siblings that are folded into one row.
 
     Attributes:
-      rows: int[k]: the rows of the siblings, in order; the first stands for all.
+      rows: int[k]: the rows of the siblings, in order; the first one is shown.
       label: "[0…79] ×80".
     """
 
@@ -53,11 +53,11 @@ class Run(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """The rows that are shown where runs are folded.
+    """The rows that are shown once runs are folded.
 
     Attributes:
       rows: int[n_shown]: their numbers, in order.
-      place: int[n_rows]: of each row of the table, the index into `rows` of the one that stands for it.
+      place: int[n_rows]: for each row of the table, the index into `rows` of the row shown in its place.
       runs: The folded runs, by index into `rows`.
     """
 
@@ -76,31 +76,31 @@ def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -
     runs = list(_runs(table))
     if wrong or nan:
         runs = [rows for rows in _folded_members(table, runs, wrong, nan) if len(rows) >= LEAST]
-    stands_for = _stands_for(table, runs)
-    shown = np.flatnonzero(stands_for == np.arange(len(table)))
-    place = np.searchsorted(shown, stands_for)
-    visible = [rows for rows in runs if stands_for[rows[0]] == rows[0]]
+    shown_for = _shown_for(table, runs)
+    shown = np.flatnonzero(shown_for == np.arange(len(table)))
+    place = np.searchsorted(shown, shown_for)
+    visible = [rows for rows in runs if shown_for[rows[0]] == rows[0]]
     return Repeats(shown, place, {int(place[rows[0]]): Run(rows, _label(table, rows)) for rows in visible})
 
 
-def alike_facts(facts: Sequence[Facts]) -> np.ndarray:
-    """int[n_facts]: of each the first one that is alike."""
+def similar_facts(facts: Sequence[Facts]) -> np.ndarray:
+    """int[n_facts]: for each of the facts, the index of the first similar ones."""
     known: dict[Facts, int] = {}
     codes = np.arange(len(facts))
-    for code, each in enumerate(facts):
-        if each.static or (each.text and each.kind in _NAMED):
-            texts = [_FACT_NUMBER.sub("0", text) for text in _texts(each)]
-            codes[code] = known.setdefault(_with_texts(each, texts), code)
+    for code, own in enumerate(facts):
+        if own.static or (own.text and own.kind in _NAMED):
+            texts = [_FACT_NUMBER.sub("0", text) for text in _texts(own)]
+            codes[code] = known.setdefault(_with_texts(own, texts), code)
     return codes
 
 
-def merged_facts(alike: Sequence[Facts]) -> Facts:
-    """The first of facts that are alike, with the range of each number in which they differ: "layer=0…11"."""
-    return _with_texts(alike[0], [_in_ranges(texts) for texts in zip(*map(_texts, alike), strict=True)])
+def merged_facts(similar: Sequence[Facts]) -> Facts:
+    """The first of similar facts, with the range of each number that differs: "layer=0…11"."""
+    return _with_texts(similar[0], [_in_ranges(texts) for texts in zip(*map(_texts, similar), strict=True)])
 
 
 def _texts(facts: Facts) -> list[str]:
-    """What facts may differ in and be alike."""
+    """The texts whose numbers may differ between similar facts."""
     return [facts.text if facts.kind in _NAMED else "", *(value for _, value in facts.static)]
 
 
@@ -112,31 +112,31 @@ def _with_texts(facts: Facts, texts: Sequence[str]) -> Facts:
 def _in_ranges(texts: Sequence[str]) -> str:
     """ "layer 0…11" of "layer 0", "layer 1" … "layer 11"."""
     numbers = zip(*map(_FACT_NUMBER.findall, texts), strict=True)
-    ends = iter([(str(min(each, key=float)), str(max(each, key=float))) for each in numbers])
+    ends = iter([(str(min(column, key=float)), str(max(column, key=float))) for column in numbers])
     return _FACT_NUMBER.sub(lambda _: "…".join(dict.fromkeys(next(ends))), texts[0])
 
 
-def _stands_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
-    """int[n_rows]: the row that is shown in place of each."""
-    stands_for = np.arange(len(table))
+def _shown_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
+    """int[n_rows]: the row that is shown in place of each row."""
+    shown_for = np.arange(len(table))
     if not runs:
-        return stands_for
+        return shown_for
     member = np.concatenate([rows[1:] for rows in runs])
     first = np.repeat([rows[0] for rows in runs], [len(rows) - 1 for rows in runs])
-    inner_first = np.argsort(-table.depth[member], kind="stable")  # since an outer run replaces what an inner one says
+    inner_first = np.argsort(-table.depth[member], kind="stable")  # an outer run overwrites an inner one
     member, first = member[inner_first], first[inner_first]
     size = table.end[member] - member
     inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-    stands_for[np.repeat(member, size) + inside] = np.repeat(first, size) + inside
-    while not np.array_equal(further := stands_for[stands_for], stands_for):
-        stands_for = further
-    return stands_for
+    shown_for[np.repeat(member, size) + inside] = np.repeat(first, size) + inside
+    while not np.array_equal(further := shown_for[shown_for], shown_for):
+        shown_for = further
+    return shown_for
 
 
 def _folded_members(
     table: TreeTable, runs: Iterable[np.ndarray], wrong: Sequence[int], nan: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Of each run the rows that do not stand out."""
+    """The rows of each run that do not stand out."""
     ranked = np.array([*wrong, *nan], int)
     ranks = np.full(len(table), len(ranked))
     ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
@@ -149,9 +149,7 @@ def _folded_members(
 
 
 def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -> np.ndarray:
-    """int[k]: which members of a run stand out, from the ranks of its rows: below `n_wrong` they are wrong, below
-    `n_all` they have NaN.
-    """
+    """int[k]: the members of a run that stand out. Ranks below `n_wrong` are wrong rows, others below `n_all` NaN."""
     best = ranks.reshape(n_members, -1).min(axis=1)
     worst_first = np.argsort(best, kind="stable")[:MOST_OUT]
     return worst_first[best[worst_first] < (n_wrong if best.max() < n_all else n_all)]
@@ -159,20 +157,20 @@ def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     """The rows of the members of each run of `LEAST` or more siblings."""
-    alike = like_the_next(table)
-    alike = alike[np.argsort(table.parent[alike], kind="stable")]
-    following = table.end[alike]
-    starts = np.flatnonzero(np.append(-1, following[:-1]) != alike)
-    stops = np.append(starts[1:], len(alike))
+    similar = similar_to_next(table)
+    similar = similar[np.argsort(table.parent[similar], kind="stable")]
+    following = table.end[similar]
+    starts = np.flatnonzero(np.append(-1, following[:-1]) != similar)
+    stops = np.append(starts[1:], len(similar))
     is_long = stops - starts + 1 >= LEAST
     for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
-        yield np.append(alike[start:stop], following[stop - 1])
+        yield np.append(similar[start:stop], following[stop - 1])
 
 
-def like_the_next(table: TreeTable) -> np.ndarray:
-    """int[k]: the rows that have a next sibling which is alike."""
+def similar_to_next(table: TreeTable) -> np.ndarray:
+    """int[k]: the rows whose next sibling is similar."""
     end, keys, depth = table.end, table.key_codes, table.depth
-    facts = alike_facts(table.facts)[table.fact_codes]
+    facts = similar_facts(table.facts)[table.fact_codes]
     pattern = _patterns(table)[keys]
     row = np.arange(1, len(table))
     row = row[(end[row] < end[table.parent[row]]) & (pattern[row] >= 0)]
@@ -180,24 +178,24 @@ def like_the_next(table: TreeTable) -> np.ndarray:
     size = following - row
     fit = (end[following] - following == size) & (facts[following] == facts[row]) & (pattern[following] == pattern[row])
     row, size = row[fit], size[fit]
-    found = np.zeros(len(row), bool)
-    done, before = 0, np.append(0, np.cumsum(size))
-    while done < len(row):
-        upto = max(done + 1, int(np.searchsorted(before, before[done] + _AT_ONCE, side="right")) - 1)
-        some, sizes = row[done:upto], size[done:upto]
-        which = np.repeat(np.arange(len(some)), sizes)
-        inside = np.arange(len(which)) - np.repeat(before[done:upto] - before[done], sizes)
-        one = some[which] + inside
-        other = one + sizes[which]
-        differs = (depth[one] != depth[other]) | (facts[one] != facts[other])
-        differs |= (keys[one] != keys[other]) & (inside > 0)
-        found[done:upto] = np.bincount(which[differs], minlength=len(some)) == 0
-        done = upto
-    return row[found]
+    is_similar = np.zeros(len(row), bool)
+    start, offsets = 0, np.append(0, np.cumsum(size))
+    while start < len(row):
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _BATCH, side="right")) - 1)
+        batch, sizes = row[start:stop], size[start:stop]
+        which = np.repeat(np.arange(len(batch)), sizes)
+        offset = np.arange(len(which)) - np.repeat(offsets[start:stop] - offsets[start], sizes)
+        left = batch[which] + offset
+        right = left + sizes[which]
+        differs = (depth[left] != depth[right]) | (facts[left] != facts[right])
+        differs |= (keys[left] != keys[right]) & (offset > 0)
+        is_similar[start:stop] = np.bincount(which[differs], minlength=len(batch)) == 0
+        start = stop
+    return row[is_similar]
 
 
 def _patterns(table: TreeTable) -> np.ndarray:
-    """int[n_keys]: equal for keys that differ in numbers only; -1 for one without a number."""
+    """int[n_keys]: equal for keys that differ only in numbers; -1 for a key without a number."""
     known: dict[str, int] = {}
     patterns = [0]  # of the indices of lists and tuples
     for key in table.keys[1:]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
-from treeviz.tree.repeats import like_the_next
+from treeviz.tree.repeats import similar_to_next
 from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import aval_text
@@ -507,7 +507,7 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
 def _like_the_next(table: TreeTable) -> list[np.ndarray]:
     """Of each row whether its next sibling is alike; nothing where none is."""
     is_alike = np.zeros(len(table), bool)
-    is_alike[like_the_next(table)] = True
+    is_alike[similar_to_next(table)] = True
     return [is_alike] if is_alike.any() else []
 
 
