@@ -1,4 +1,4 @@
-"""Describe a leaf by its kind and its metadata. Values are never read."""
+"""Describe leaves and shardings by metadata, also of objects that JAX does not know. Values are never read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from treeviz.tree.text import (
     visible,
 )
 
-# Describe a sharding. No value is read and no computation starts.
+# Shardings. No computation starts.
 
 _MOST_RUNS = 4  # of ids in a text
 
@@ -47,29 +47,21 @@ def describe_sharding(sharding: Any) -> Sharding | None:
     return guarded(lambda: _describe(sharding), lambda _: None)
 
 
-def of_array(place: Sharding | None, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
-    """The facts of a described sharding for one array."""
-    if place is None:
-        return None
-    shard_shape = guarded(lambda: sharding.shard_shape(shape), lambda _: ())
-    return place._replace(shard_shape=dimensions(shard_shape), committed=committed)
-
-
-def of_traced(aval: Any) -> Any:
-    """The sharding of a traced value; None where the compiler decides, or the value is a shard."""
+def traced_sharding(aval: Any) -> Any:
+    """The sharding of a traced value; None if the compiler decides it, or the value is a shard."""
     sharding = guarded(lambda: aval.sharding, lambda _: None)
-    types = _axis_types(sharding)
-    return sharding if types and all(each == "Explicit" for each in types.values()) else None
+    axis_types = _axis_types(sharding)
+    return sharding if axis_types and all(axis_type == "Explicit" for axis_type in axis_types.values()) else None
 
 
 def manual_axes(aval: Any) -> str:
     """The axes of a mesh over which `shard_map` has split a traced value: "x, y"."""
     sharding = guarded(lambda: aval.sharding, lambda _: None)
-    return ", ".join(visible(name) for name, each in _axis_types(sharding).items() if each == "Manual")
+    return ", ".join(visible(name) for name, axis_type in _axis_types(sharding).items() if axis_type == "Manual")
 
 
 def why_unreduced(sharding: Any) -> str:
-    """Why an array has no values yet, if its parts are still to be summed over the devices; "" of any other."""
+    """Why an array has no values yet: its parts are still to be summed over the devices; "" for other arrays."""
     names = guarded(lambda: sharding.spec.unreduced, lambda _: ())
     axes = ", ".join(sorted(visible(str(name)) for name in names))
     return f"unreduced over {axes}: each device has a part of every sum" if axes else ""
@@ -79,8 +71,8 @@ def _axis_types(sharding: Any) -> dict[str, str]:
     """The type of each axis of the mesh: Auto, Explicit or Manual. Before jax 0.5 there are none."""
     return guarded(
         lambda: {
-            str(name): str(each.name)
-            for name, each in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
+            str(name): str(kind.name)
+            for name, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
         },
         lambda _: {},
     )
@@ -97,14 +89,14 @@ def _describe(sharding: Any) -> Sharding | None:
             return None
         n_devices = sharding.mesh.size
         spec = value_text(sharding.spec).removeprefix("PartitionSpec").removeprefix("P")
-        spec = spec.replace(", unreduced_kind=sum", "")  # the usual one, of which jax 0.12 tells
+        spec = spec.replace(", unreduced_kind=sum", "")  # the default, which jax 0.12 prints
         text = f"P{spec[:-2] + ')' if spec.endswith(',)') else spec}"
         axes = ", ".join(f"{visible(str(name))}={size}" for name, size in sharding.mesh.shape.items())
-    where = f"{platform}:{id_text(ids)}" if devices else "an abstract mesh"
+    placement = f"{platform}:{id_text(ids)}" if devices else "an abstract mesh"
     if len(devices) == 1:
-        text = where
+        text = placement
     elif axes:
-        where += f" ({axes})"
+        placement += f" ({axes})"
     return Sharding(
         text=visible(text),
         n_devices=n_devices,
@@ -112,7 +104,7 @@ def _describe(sharding: Any) -> Sharding | None:
         replicated=n_devices > 1 and bool(sharding.is_fully_replicated),
         committed=None,
         addressable=not devices or bool(sharding.is_fully_addressable),
-        devices=visible(where),
+        devices=visible(placement),
         memory=_memory(sharding, devices),
         platform=visible(platform),
         device_ids=ids,
@@ -120,19 +112,19 @@ def _describe(sharding: Any) -> Sharding | None:
 
 
 def id_text(ids: Sequence[int]) -> str:
-    """ "0–7", "3", "0,2,4,6", "0–3,8,10,12,… 20 more": the ids in their order."""
-    runs, at = [], 0
-    while at < len(ids) and len(runs) < _MOST_RUNS:
-        start = at
-        while at + 1 < len(ids) and ids[at + 1] == ids[at] + 1:
-            at += 1
-        runs.append(str(ids[start]) if at == start else f"{ids[start]}–{ids[at]}")
-        at += 1
-    return ",".join(runs) + (f",… {len(ids) - at:,} more" if at < len(ids) else "")
+    """ "0–7", "3", "0,2,4,6", "0–3,8,10,12,… 20 more": the ids in order."""
+    runs, i = [], 0
+    while i < len(ids) and len(runs) < _MOST_RUNS:
+        start = i
+        while i + 1 < len(ids) and ids[i + 1] == ids[i] + 1:
+            i += 1
+        runs.append(str(ids[start]) if i == start else f"{ids[start]}–{ids[i]}")
+        i += 1
+    return ",".join(runs) + (f",… {len(ids) - i:,} more" if i < len(ids) else "")
 
 
 def _devices(sharding: Any) -> list[Any]:
-    """The devices in the order of the mesh, or else of their ids; none of an abstract mesh."""
+    """The devices in the order of the mesh, or else of their ids; empty for an abstract mesh."""
     in_order = guarded(lambda: list(sharding.mesh.devices.flat), lambda _: None)
     if in_order is not None:
         return in_order
@@ -140,19 +132,20 @@ def _devices(sharding: Any) -> list[Any]:
 
 
 def _memory(sharding: Any, devices: list[Any]) -> str:
-    """The kind of memory; "" for the one that the devices use by default."""
+    """The kind of memory; "" for the default one of the devices."""
     kind = guarded(lambda: sharding.memory_kind, lambda _: None)
-    default = guarded(lambda: _one_of_ours(devices).default_memory().kind, lambda _: "device")
+    default = guarded(lambda: _local_device(devices).default_memory().kind, lambda _: "device")
     return "" if kind is None or kind == default else visible(str(kind), 40)
 
 
-def _one_of_ours(devices: list[Any]) -> Any:
-    """A device of this process, or one like those: before jax 0.5 the others do not tell their memories."""
+def _local_device(devices: list[Any]) -> Any:
+    """A device of this process, or a similar one: before jax 0.5 other devices do not report their memories."""
     client = devices[0].client
-    return next((each for each in devices if each.process_index == client.process_index()), client.local_devices()[0])
+    local = (device for device in devices if device.process_index == client.process_index())
+    return next(local, client.local_devices()[0])
 
 
-# Leaves of classes unknown to JAX that have a shape and a dtype: metadata of checkpoints, arrays of other libraries.
+# Objects unknown to JAX with a shape and a dtype: metadata of checkpoints, arrays of other libraries
 
 _MAX_AXES = 64
 _LIBRARIES = frozenset(
@@ -166,25 +159,25 @@ Reader = Callable[[Any], Any]
 
 
 class ArrayLike(NamedTuple):
-    """The shape and the dtype that an object says it has.
+    """The shape and the dtype that an object reports.
 
     Attributes:
       shape: An unknown size is "?".
       n_bytes: 0 if a size or the dtype is unknown.
-      gives_values: The class has one of the methods by which arrays give out their values.
+      has_values: The class has one of the methods that convert its objects to arrays.
     """
 
     shape: tuple[Any, ...]
     dtype: str
     n_elements: int
     n_bytes: int
-    gives_values: bool
+    has_values: bool
 
 
 def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
-    """A function of the objects of a class; it returns None for one without a shape and a dtype."""
+    """A function that reads objects of a class; it returns None for one without a shape and a dtype."""
     shape_of, dtype_of = _reader(cls, "shape"), _reader(cls, "dtype")
-    gives_values = any(name in namespace(base) for base in mro(cls) for name in _PROTOCOLS)
+    has_values = any(name in namespace(base) for base in mro(cls) for name in _PROTOCOLS)
 
     def read(value: Any) -> ArrayLike | None:
         shape = _shape(guarded(lambda: shape_of(value), lambda _: None))
@@ -195,47 +188,47 @@ def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
             return None
         name, itemsize = dtype
         n_elements = 0 if "?" in shape else math.prod(shape)
-        return ArrayLike(shape, name, n_elements, n_elements * itemsize, gives_values)
+        return ArrayLike(shape, name, n_elements, n_elements * itemsize, has_values)
 
     return read
 
 
 def _reader(cls: type, name: str) -> Reader:
-    """How to read an attribute of the objects of a class."""
-    found = class_attribute(cls, name, MISSING)
-    if type(found) is types.GetSetDescriptorType:  # of a class written in C
-        return lambda value: found.__get__(value)
-    if type(found) is property:
-        return found.fget if _may_run(cls, found.fget) else lambda _: MISSING  # type: ignore[return-value]
-    is_descriptor = any("__get__" in namespace(base) for base in mro(type(found)))
-    constant = MISSING if is_descriptor else found
+    """A function that reads an attribute of the objects of a class."""
+    attribute = class_attribute(cls, name, MISSING)
+    if type(attribute) is types.GetSetDescriptorType:  # a class written in C
+        return lambda value: attribute.__get__(value)
+    if type(attribute) is property:
+        return attribute.fget if _may_run(cls, attribute.fget) else lambda _: MISSING  # type: ignore[return-value]
+    is_descriptor = any("__get__" in namespace(base) for base in mro(type(attribute)))
+    default = MISSING if is_descriptor else attribute
 
     def stored(value: Any) -> Any:
-        attribute = stored_attribute(value, name)
-        return constant if attribute is MISSING else attribute
+        own = stored_attribute(value, name)
+        return default if own is MISSING else own
 
     return stored
 
 
-def _may_run(cls: type, function: Any, asked: tuple[Any, ...] = ()) -> bool:
-    """Whether the property is a library's, or its code plainly ends, and so do the properties that it reads."""
+def _may_run(cls: type, function: Any, visited: tuple[Any, ...] = ()) -> bool:
+    """Whether a property may run: it is a library's, or its code surely ends, as do the properties that it reads."""
     if module_name(cls).partition(".")[0] in _LIBRARIES:
         return True
     names = {name for base in mro(cls)[:-1] for name in namespace(base)}
     code = function.__code__ if type(function) is types.FunctionType else None
     if code is None or not _ends(code) or names & {"__getattr__", "__getattribute__"}:
         return False
-    asked = (*asked, function)
+    visited = (*visited, function)
     for name in names & set(code.co_names):
-        read = class_attribute(cls, name)
-        if type(read) is property and read.fget not in asked and not _may_run(cls, read.fget, asked):
+        attribute = class_attribute(cls, name)
+        if type(attribute) is property and attribute.fget not in visited and not _may_run(cls, attribute.fget, visited):
             return False
     return True
 
 
 @functools.lru_cache(maxsize=1024)
 def _ends(code: types.CodeType) -> bool:
-    """Whether the code has no loop, and calls nothing but `tuple` and its like."""
+    """Whether the code has no loop, and calls nothing but functions such as `tuple`."""
     n_calls = n_known = 0
     for instruction in dis.get_instructions(code):
         name = instruction.opname
@@ -263,7 +256,7 @@ def _size(size: Any) -> int | str | None:
 
 
 def _dtype(dtype: Any) -> tuple[str, int] | None:
-    """The name and the bytes of an element; None: this is no dtype."""
+    """The name and the itemsize of a dtype; None if this is not one."""
     cls = type(dtype)
     is_scalar_class = has_base(cls, type) and (has_base(dtype, np.generic) or module_name(cls).startswith("jax"))
     if has_base(cls, np.dtype) or is_scalar_class:
@@ -280,14 +273,13 @@ def _dtype(dtype: Any) -> tuple[str, int] | None:
     return None
 
 
+# Facts of all kinds of leaves
+
 LeafDescriber = Callable[[Any], int]
 
-
-# Modules whose classes that are opaque leaves are immutable: shardings, devices, dates …
+# Modules with immutable classes: shardings, devices, dates …
 _CONSTANTS = ("jax", "jaxlib", "ml_dtypes", "datetime", "decimal", "fractions", "pathlib", "re", "uuid")
-ONLY_A_KIND = Description()[1:-1]  # of a description that gives only a kind
-
-
+ONLY_A_KIND = Description()[1:-1]  # of a description that has only a kind
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
 
 
@@ -301,8 +293,8 @@ class FactTable:
         self._dtype_names: dict[Any, str] = {}
         self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
-        self._last: Any = None  # the sharding of the last array, as the first array has it that has an equal one
-        self._places: dict[int, Sharding | None] = {}
+        self._last: Any = None  # the sharding of the last array, or an equal one of an earlier array
+        self._described: dict[int, Sharding | None] = {}
         self._kept: list[Any] = []  # so that no id of a sharding is reused
 
     def code(self, facts: Facts) -> int:
@@ -351,15 +343,15 @@ class FactTable:
         sharding = leaf.sharding
         if sharding is not self._last and (type(sharding) is not type(self._last) or sharding != self._last):
             self._last = self._equal_shardings.setdefault(sharding, sharding)
-        sharding = self._last  # most arrays have one that equals the last: its hash is Python of JAX
+        sharding = self._last  # equal for most arrays; its hash is slow Python code of JAX
         cache_key = (leaf.aval, id(sharding), leaf.committed, leaf.is_deleted())
         code = self._codes.get(cache_key)
         if code is not None:
             return code
         aval, _, committed, deleted = cache_key
-        where = self._place(sharding, aval.shape, committed)
+        place = self._sharding_facts(sharding, aval.shape, committed)
         kind = "deleted" if deleted else "array"
-        return self._remember(cache_key, self._array_facts(kind, "jax.Array", aval, where, weak=aval.weak_type))
+        return self._remember(cache_key, self._array_facts(kind, "jax.Array", aval, place, weak=aval.weak_type))
 
     def _same_sharding(self, sharding: Any) -> Any:
         """One object for all equal shardings, kept alive since its id is part of cache keys."""
@@ -370,20 +362,23 @@ class FactTable:
             self._kept.append(sharding)
         return same
 
-    def _place(self, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
-        """The facts of a sharding, which may name thousands of devices, so each is described once."""
-        if id(sharding) not in self._places:
-            self._places[id(sharding)] = describe_sharding(sharding)
-        return of_array(self._places[id(sharding)], sharding, tuple(shape), committed)
+    def _sharding_facts(self, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
+        """The facts of a sharding. It may have thousands of devices, so each is described once."""
+        if id(sharding) not in self._described:
+            self._described[id(sharding)] = describe_sharding(sharding)
+        described = self._described[id(sharding)]
+        if described is None:
+            return None
+        shard_shape = guarded(lambda: sharding.shard_shape(tuple(shape)), lambda _: ())
+        return described._replace(shard_shape=dimensions(shard_shape), committed=committed)
 
     def key(self, leaf: Any) -> int:
         deleted = guarded(leaf.is_deleted, lambda _: False)
         sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
         committed = guarded(lambda: leaf.committed, lambda _: None)
-        where = None if sharding is None else self._place(sharding, leaf.shape, committed)
-        return self.code(
-            self._array_facts("deleted" if deleted else "key", "PRNG key", leaf, where)._replace(elements=0)
-        )
+        place = None if sharding is None else self._sharding_facts(sharding, leaf.shape, committed)
+        kind = "deleted" if deleted else "key"
+        return self.code(self._array_facts(kind, "PRNG key", leaf, place)._replace(elements=0))
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), _shape_of(leaf), _dtype_of(leaf)
@@ -393,9 +388,8 @@ class FactTable:
             return code
         type_text = f"np.{class_name(cls)}" if module_name(cls).partition(".")[0] == "numpy" else class_name(cls)
         n_elements = _product(shape)
-        facts = Facts(
-            "numpy", type_text, True, 1, n_elements, n_elements * dtype.itemsize, shape, self._dtype_name(dtype)
-        )
+        aval = (n_elements, n_elements * dtype.itemsize, shape, self._dtype_name(dtype))
+        facts = Facts("numpy", type_text, True, 1, *aval)
         if dtype == jax.dtypes.float0:
             facts = facts._replace(kind="float0", elements=0, bytes=0, dtype="float0")
         elif not (_has_jax_kind(dtype) and _is_jax_layout(dtype)):
@@ -421,19 +415,8 @@ class FactTable:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
         text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
         elements = int(_has_jax_kind(dtype) and _is_jax_layout(dtype))
-        return self.code(
-            Facts(
-                "scalar",
-                class_name(type(leaf)),
-                True,
-                1,
-                elements,
-                dtype.itemsize,
-                (),
-                self._dtype_name(dtype),
-                text=text,
-            )
-        )
+        aval = (elements, dtype.itemsize, (), self._dtype_name(dtype))
+        return self.code(Facts("scalar", class_name(type(leaf)), True, 1, *aval, text=text))
 
     def scalar(self, leaf: Any) -> int:
         cls = type(leaf)
@@ -462,8 +445,8 @@ class FactTable:
         code = self._codes.get(cache_key)
         if code is not None:
             return code
-        where = None if sharding is None else self._place(sharding, shape, None)
-        facts = self._array_facts("shape only", class_name(type(leaf)), leaf, where, weak=weak)
+        place = None if sharding is None else self._sharding_facts(sharding, shape, None)
+        facts = self._array_facts("shape only", class_name(type(leaf)), leaf, place, weak=weak)
         return self._remember(cache_key, facts)
 
     def tracer(self, leaf: Any) -> int:
@@ -474,22 +457,22 @@ class FactTable:
             text = "; ".join(filter(None, (f"one shard of shard_map{f' over {axes}' if axes else ''}", text)))
         if not hasattr(aval, "shape"):
             return self.code(Facts("tracer", name, True, 1, dtype=value_text(aval), text=text))
-        facts = self._array_facts("tracer", name, aval, weak=bool(getattr(aval, "weak_type", False)))._replace(
-            text=text
-        )
-        sharding = of_traced(aval)
+        weak = bool(getattr(aval, "weak_type", False))
+        facts = self._array_facts("tracer", name, aval, weak=weak)._replace(text=text)
+        sharding = traced_sharding(aval)
         if sharding is not None:
-            facts = facts._replace(sharding=self._place(self._same_sharding(sharding), facts.shape or (), None))
-        written = guarded(lambda: visible(str(aval)), lambda _: "")
-        if written.startswith("Shaped") or written.removeprefix("~") == aval_text(facts.shape or (), facts.dtype):
-            written = ""
-        return self.code(facts._replace(aval=written))
+            place = self._sharding_facts(self._same_sharding(sharding), facts.shape or (), None)
+            facts = facts._replace(sharding=place)
+        type_text = guarded(lambda: visible(str(aval)), lambda _: "")
+        if type_text.startswith("Shaped") or type_text.removeprefix("~") == aval_text(facts.shape or (), facts.dtype):
+            type_text = ""
+        return self.code(facts._replace(aval=type_text))
 
     def ref(self, leaf: Any) -> int:
         facts = self._array_facts("ref", class_name(type(leaf)), leaf)
         sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
-        where = None if sharding is None else self._place(sharding, facts.shape or (), None)
-        return self.code(facts._replace(sharding=where))
+        place = None if sharding is None else self._sharding_facts(sharding, facts.shape or (), None)
+        return self.code(facts._replace(sharding=place))
 
     def function(self, leaf: Any) -> int:
         code = self._codes.get(("function", id(leaf)))
@@ -525,9 +508,9 @@ class FactTable:
         if not facts.is_leaf:
             return facts
         sharding = description.sharding
-        where = None if sharding is None else self._place(self._same_sharding(sharding), shape, None)
+        place = None if sharding is None else self._sharding_facts(self._same_sharding(sharding), shape, None)
         n_counted = 0 if facts.dtype.startswith("key<") else _product(shape)
-        return facts._replace(elements=n_counted, bytes=int(description.bytes), sharding=where or facts.sharding)
+        return facts._replace(elements=n_counted, bytes=int(description.bytes), sharding=place or facts.sharding)
 
     def _array_facts(
         self, kind: str, type_text: str, array: Any, sharding: Sharding | None = None, *, weak: bool = False
@@ -548,23 +531,23 @@ class FactTable:
 
 
 def opaque_facts(leaf: Any) -> Facts:
-    """The facts of an object that JAX does not know; its text is "" if nothing but the class is known."""
+    """The facts of an object unknown to JAX; its text is "" if only the class is known."""
     cls = type(leaf)
     text = value_text(leaf)
     text = "" if text == f"<{qualified_name(cls)}>" else text
     return Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls))
 
 
-def array_like_facts(leaf: Any, found: ArrayLike) -> Facts:
-    """The facts of an object that JAX does not know and that has a shape and a dtype."""
-    cls, kind = type(leaf), "tensor" if found.gives_values else "shape only"
-    is_numeric = guarded(lambda: _has_jax_kind(np.dtype(found.dtype)), lambda _: False)
-    aval = (found.n_elements if is_numeric else 0, found.n_bytes, found.shape, found.dtype)
+def array_like_facts(leaf: Any, array_like: ArrayLike) -> Facts:
+    """The facts of an object unknown to JAX that has a shape and a dtype."""
+    cls, kind = type(leaf), "tensor" if array_like.has_values else "shape only"
+    is_numeric = guarded(lambda: _has_jax_kind(np.dtype(array_like.dtype)), lambda _: False)
+    aval = (array_like.n_elements if is_numeric else 0, array_like.n_bytes, array_like.shape, array_like.dtype)
     return Facts(kind, class_name(cls), True, 1, *aval, module=module_name(cls))
 
 
 def _is_constant(cls: type) -> bool:
-    """Whether nothing can change an object of the class, so that it does not matter who shares it."""
+    """Whether objects of the class are immutable, so that sharing one does not matter."""
     is_frozen = has_base(cls, frozenset, range, slice, types.ModuleType)
     return is_interned(cls) or is_frozen or module_name(cls).partition(".")[0] in _CONSTANTS
 
@@ -575,7 +558,7 @@ def _has_jax_kind(dtype: np.dtype) -> bool:
 
 
 def _is_jax_layout(dtype: np.dtype) -> bool:
-    """Whether numbers have the bytes that JAX knows: in the order of the machine, and no long doubles."""
+    """Whether JAX knows the bytes of the numbers: native byte order, not long doubles."""
     return dtype.isnative and not issubclass(dtype.type, np.longdouble | np.clongdouble)
 
 
