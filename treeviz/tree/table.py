@@ -13,24 +13,24 @@ from treeviz.tree.keys import Key, index_key, python_expression
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.text import printable
 
-# Roll a column up: the value of every subtree.
+# Roll up: the value of every subtree
 
 REDUCE = {"max": np.fmax, "min": np.fmin, "any": np.logical_or, "sum": np.add, "norm": np.hypot}
 
 
 def roll(depth: np.ndarray, parent: np.ndarray, end: np.ndarray, values: np.ndarray, rule: Rollup) -> np.ndarray:
-    """Give every node of a tree the value of its subtree.
+    """Reduce values over the subtree of every node.
 
-    Linear in the rows; all rules but the sum of whole numbers also cost time for each level of depth.
+    Takes time linear in the rows; all rules but the sum of integers also take time for each level of depth.
 
     Args:
       depth, parent, end: int32[n_rows], as in `treeviz.TreeTable`.
       values: [n_rows], or [n_rows, k] for k columns at once: the rows' own values.
-      rule: "sum"; "max", "min"; "any"; "norm", the root of the sum of squares. NaN means no value, and is skipped; the
-        result is NaN where no row of the subtree has a value. "none" and "given" return `values` itself.
+      rule: "sum"; "max", "min"; "any"; "norm", the root of the sum of squares. NaN means no value and is
+        ignored; the result is NaN if no row of the subtree has a value. "none" and "given" return `values` itself.
 
     Returns:
-      The shape of `values`; int64 for sums of whole numbers, float64 for other sums and norms.
+      The shape of `values`; int64 for sums of integers, float64 for other sums and norms.
     """
     if rule in ("none", "given"):
         return values
@@ -50,7 +50,7 @@ def roll(depth: np.ndarray, parent: np.ndarray, end: np.ndarray, values: np.ndar
 
 
 def _by_level(depth: np.ndarray, parent: np.ndarray, values: np.ndarray, reduce: np.ufunc) -> np.ndarray:
-    """Join each row's value to its parent's, the deepest level first."""
+    """Reduce each row's value into its parent's, the deepest level first."""
     rolled = values.copy()
     by_depth = np.argsort(depth, kind="stable")
     levels = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
@@ -66,7 +66,7 @@ def _by_level(depth: np.ndarray, parent: np.ndarray, values: np.ndarray, reduce:
 
 
 def children_of(ends: Sequence[int] | np.ndarray, row: int) -> list[int]:
-    """The rows of a node's children, by the ends of all subtrees; a list of these is read faster than an array."""
+    """The rows of a node's children, from the ends of all subtrees; a list of ends is faster than an array."""
     children, child, end = [], row + 1, int(ends[row])
     while child < end:
         children.append(child)
@@ -87,14 +87,14 @@ class TreeTable:
         table.find("bytes:>1M")[:5]                         # rows; the language of the page's search box
 
     Attributes:
-      name: What the root is called, in its row and in expressions.
+      name: The name of the root, in its row and in expressions.
       depth, parent, end: int32[n_rows]. The root has depth 0 and parent -1.
       position: int32[n_rows]: the index of the row among its siblings.
       key_codes: int32[n_rows] into `keys`; code 0 means the sequence index `position`.
       fact_codes: int32[n_rows] into `facts`.
       notes: The notes by row, shown as badges.
       columns: The columns by name: facts and sizes from `walk`, more from `render` on request.
-      separator: What joins the keys of a path to the name that a file has for the array: "."; "" of no file.
+      separator: Joins the keys of a path to the name of the array in the file: "."; "" if the tree is not from a file.
       headline: Short texts that summarize the whole tree: "148 leaves", "497.8 MB".
     """
 
@@ -114,7 +114,7 @@ class TreeTable:
     _rolled: dict[str, tuple[Column, np.ndarray]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # They may come from someone else's file, and stand in what a terminal shows and in messages.
+        # These may come from an untrusted file, and terminals and messages show them.
         object.__setattr__(self, "name", printable(self.name))
         object.__setattr__(self, "headline", tuple(map(printable, self.headline)))
 
@@ -137,15 +137,15 @@ class TreeTable:
 
     @computed_once
     def is_layer(self) -> np.ndarray:
-        """bool[n_rows]: the rows of layers of a stack, which is one leaf."""
+        """bool[n_rows]: the layers of stacks, each of which is one leaf."""
         return np.array([facts.kind == "layer" for facts in self.facts], dtype=bool)[self.fact_codes]
 
     @computed_once
     def measured(self) -> np.ndarray:
-        """int[k]: the rows with values of their own: each leaf, or in place of it the layers that it is open into."""
-        is_open = np.zeros(len(self), bool)
-        is_open[self.parent[self.is_layer]] = True
-        return np.flatnonzero(self.is_layer | (self.is_leaf & ~is_open))
+        """int[k]: the rows with values of their own: each leaf, or its layers if it is opened into layers."""
+        is_opened = np.zeros(len(self), bool)
+        is_opened[self.parent[self.is_layer]] = True
+        return np.flatnonzero(self.is_layer | (self.is_leaf & ~is_opened))
 
     @property
     def leaves(self) -> Iterator[Row]:
@@ -153,18 +153,17 @@ class TreeTable:
         return (Row(self, int(row)) for row in np.flatnonzero(self.is_leaf))
 
     def with_columns(self, *columns: Column) -> TreeTable:
-        """The same rows with more columns; one of the same name is replaced."""
+        """The same rows with more columns, which replace those of the same name."""
         return replace(self, columns={**self.columns, **{c.name: c for c in columns}})
 
     def with_headline(self, *headline: str) -> TreeTable:
-        """The same rows with another headline, of any number of lines."""
+        """The same rows with another headline."""
         return replace(self, headline=headline)
 
     def with_notes(self, notes: Mapping[int, tuple[Note, ...]]) -> TreeTable:
         """The same rows with more badges."""
-        return replace(
-            self, notes={**self.notes, **{row: (*self.notes.get(row, ()), *more) for row, more in notes.items()}}
-        )
+        joined = {row: (*self.notes.get(row, ()), *added) for row, added in notes.items()}
+        return replace(self, notes={**self.notes, **joined})
 
     def chosen(self, names: Iterable[str]) -> tuple[Column, ...]:
         """The columns of these names.
@@ -182,9 +181,9 @@ class TreeTable:
             raise ValueError(f"no column {names}. {did_you_mean(unknown[0], list(self.columns))}{hint}")
         return tuple(self.columns[name] for name in names)
 
-    def fact_column(self, name: str, levels, *, title: str = "", **how) -> Column:
-        """A column derived from `facts`: `levels` has one entry for each of them."""
-        return Column(name, title or name, levels, self.fact_codes, **how)
+    def fact_column(self, name: str, levels, *, title: str = "", **options) -> Column:
+        """A column derived from `facts`: `levels` has one value for each."""
+        return Column(name, title or name, levels, self.fact_codes, **options)
 
     def find(self, query: str) -> list[Row]:
         """The rows that match a query, in order; the language is that of the page's search box.
@@ -192,7 +191,7 @@ class TreeTable:
             table.find("layers/*/weight")            # a glob on the end of the key path; ** for any number of keys
             table.find("attn dtype:bf16")            # both: a word in the path, a dtype
             table.find("shape:*,768 | bytes:>1M")    # either
-            table.find("nan -key:bias")              # has a NaN (after render(tree, stats=True)), and is no bias
+            table.find("nan -key:bias")              # has a NaN (after render(tree, stats=True)), not a bias
 
         Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.query.find` for the language.
 
@@ -206,8 +205,8 @@ class TreeTable:
     def rolled(self, column: Column) -> np.ndarray:
         """[n_rows], or [n_rows, bins]: a column's value for every row, nodes included. Do not change it in place.
 
-        Linear in the rows; all rules but the sum of whole numbers also cost time for each level of depth. The result
-        for a column of this table is cached.
+        Takes time linear in the rows; all rules but the sum of integers also take time for each level of depth. The
+        result for a column of this table is cached.
         """
         known = self._rolled.get(column.name)
         if known is not None and known[0] is column:
@@ -218,7 +217,7 @@ class TreeTable:
         return values
 
     def roll(self, values: np.ndarray, rule: Rollup) -> np.ndarray:
-        """The same for plain values: [n_rows], or [n_rows, k] for k columns at once."""
+        """Reduce values over subtrees: [n_rows], or [n_rows, k] for k columns at once."""
         return roll(self.depth, self.parent, self.end, values, rule)
 
     def children(self, row: int) -> list[int]:
@@ -226,12 +225,12 @@ class TreeTable:
         return children_of(self.end, row)
 
     def key(self, row: int) -> Key:
-        """The key of a row below its parent, as JAX has it: `DictKey('w')`."""
+        """The key of a row in its parent, as in JAX: `DictKey('w')`."""
         code = self.key_codes[row]
         return index_key(int(self.position[row])) if code == 0 else self.keys[code]
 
     def path(self, row: int) -> list[Key]:
-        """The keys from the root to the row. Costs the row's depth."""
+        """The keys from the root to the row. Takes time linear in the row's depth."""
         keys = []
         while row > 0:
             keys.append(self.key(row))
@@ -239,7 +238,7 @@ class TreeTable:
         return keys[::-1]
 
     def keystrs(self) -> Callable[[int], str]:
-        """A function of a row that gives its `Row.keystr`, for many rows: it keeps the paths of nodes."""
+        """A function that returns the `Row.keystr` of a row; fast for many rows, since it caches the paths of nodes."""
         parents, known = self.parent.tolist(), {0: ""}
 
         def keystr(row: int) -> str:
@@ -318,8 +317,8 @@ class Row:
     def keystr(self) -> str:
         """The key path as `jax.tree_util.keystr` writes it, but correct for named tuples (jax#39297).
 
-        Characters that cannot be printed are escaped, addresses of objects left out, and the part of a key after 10,000
-        characters cut.
+        Characters that cannot be printed are escaped, addresses of objects removed, and keys cut after 10,000
+        characters.
         """
         return "".join(key.keystr for key in self.table.path(self.number))
 
@@ -330,18 +329,18 @@ class Row:
 
     @property
     def stored_name(self) -> str:
-        """What the file calls the array that the tree was read from: "model.layers.0.weight"; "" of no file."""
+        """The name of the array in its file: "model.layers.0.weight"; "" if the tree is not from a file."""
         table = self.table
         return table.separator and table.separator.join(key.segment for key in table.path(self.number))
 
     @property
     def expression(self) -> str:
-        """Python that evaluates to this node, if a variable with the table's name refers to the tree."""
+        """Python that evaluates to this node if a variable with the table's name holds the tree."""
         is_dict = self.type in ("dict", "OrderedDict", "defaultdict") or self.kind == "opaque"
         return python_expression(self.table.name, self.table.path(self.number), is_dict=is_dict)
 
     def __getitem__(self, column: str):
-        """The row's value in a column, rolled up over its subtree."""
+        """The row's value in a column, reduced over its subtree."""
         return self.table.rolled(self.table.columns[column])[self.number]
 
     def __repr__(self) -> str:
@@ -351,23 +350,23 @@ class Row:
 
 
 def without_unused(table: TreeTable) -> TreeTable:
-    """The same rows without the keys and facts that none of them has."""
-    keys, facts = (
+    """The same rows without the keys and facts that no row uses."""
+    uses_key, uses_fact = (
         np.bincount(codes, minlength=len(known)) > 0
         for codes, known in ((table.key_codes, table.keys), (table.fact_codes, table.facts))
     )
-    keys[0] = True  # the index in a list
+    uses_key[0] = True  # the index in a list
     return replace(
         table,
-        key_codes=(np.cumsum(keys, dtype=np.int32) - 1)[table.key_codes],
-        keys=tuple(compress(table.keys, keys.tolist())),
-        fact_codes=(np.cumsum(facts, dtype=np.int32) - 1)[table.fact_codes],
-        facts=tuple(compress(table.facts, facts.tolist())),
+        key_codes=(np.cumsum(uses_key, dtype=np.int32) - 1)[table.key_codes],
+        keys=tuple(compress(table.keys, uses_key.tolist())),
+        fact_codes=(np.cumsum(uses_fact, dtype=np.int32) - 1)[table.fact_codes],
+        facts=tuple(compress(table.facts, uses_fact.tolist())),
     )
 
 
 def matched_rows(before: TreeTable, after: TreeTable) -> np.ndarray:
-    """int[len(before)]: the row of `after` with the same key path, or -1; `assets/widget/transfer.js` does the same."""
+    """int[len(before)]: the row of `after` with the same key path, or -1, as in `assets/widget/transfer.js`."""
     rows = np.full(len(before), -1, dtype=np.int64)
     if (
         np.array_equal(before.depth, after.depth)
@@ -377,14 +376,14 @@ def matched_rows(before: TreeTable, after: TreeTable) -> np.ndarray:
         return np.arange(len(before))
     rows[0] = 0
     for row in range(len(before)):
-        there = int(rows[row])
-        if there < 0 or before.end[row] == row + 1:
+        match = int(rows[row])
+        if match < 0 or before.end[row] == row + 1:
             continue
-        places: dict[str, list[int]] = {}  # repeated keys are matched in order
-        for below in after.children(there):
-            places.setdefault(after.key(below).keystr, []).append(below)
+        by_keystr: dict[str, list[int]] = {}  # repeated keys are matched in order
+        for below in after.children(match):
+            by_keystr.setdefault(after.key(below).keystr, []).append(below)
         for below in before.children(row):
-            found = places.get(before.key(below).keystr)
-            if found:
-                rows[below] = found.pop(0)
+            matches = by_keystr.get(before.key(below).keystr)
+            if matches:
+                rows[below] = matches.pop(0)
     return rows

@@ -10,7 +10,7 @@ TESTED_PYTHON = ("3.11", "3.13")  # the newest with the newest JAX; 3.12 and 3.1
 
 
 def newer_than_tested(jax_version: str) -> bool:
-    """Whether this release of JAX, or a pre-release of it, came after all that are tested: True for "0.13.0rc1"."""
+    """Whether this release or pre-release of JAX is newer than all tested ones: True for "0.13.0rc1"."""
     return _numbers(jax_version) > _numbers(TESTED_JAX[-1])
 
 
@@ -20,7 +20,7 @@ def tested_range() -> str:
 
 
 def _numbers(version: str) -> list[int]:
-    """Those of the release; without its ends that are 0, which are no difference: 0.13 is 0.13.0."""
+    """The numbers of the release without trailing zeros, since 0.13 is 0.13.0."""
     release = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(number) for number in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:
