@@ -1,8 +1,8 @@
 """One matcher of what was rearranged, not changed: renamed, moved, inserted, or layers against one stack of them.
 
-A hypothesis is a function `(Trees, rows) -> {row: Hint}`: of two trees, and the rows of differences without a hint, it
-tells what some of these come from, and nothing where several explanations fit. `HYPOTHESES` lists them, the surest
-first. These rows are those of both trees side by side, as in `Aligned`; all others are rows of one tree.
+A hypothesis is a function `(Trees, rows) -> {row: Hint}`. It gets the rows of differences without a hint and explains
+some of them; it returns nothing if several explanations fit. `HYPOTHESES` lists them, the surest first. These rows are
+aligned rows of both trees, as in `Aligned`; all other rows are rows of one tree.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from treeviz.tree.text import guarded
 
 _ALONE = ("missing", "extra")
 _STRUCTURAL = (*_ALONE, "type", "none", "leaf")
-_KINDS = (*_STRUCTURAL, "length", "static", "shape")  # that something rearranged may lead to
-_MOST_CHILDREN = 500  # of a node that are compared with each other
-_MOST_ELEMENTS = 2_000  # of all lists, in which those are looked for that moved
+_KINDS = (*_STRUCTURAL, "length", "static", "shape")  # kinds of differences that a rearrangement may cause
+_MOST_CHILDREN = 500  # children of a node that are compared with each other
+_MOST_ELEMENTS = 2_000  # of all lists that are searched for moved elements
 _MOST_PLACES = 3  # that a hint names
-_LEAST = 2  # leaves of a subtree that is taken for another one by its structure alone, and arrays found by their names
+_LEAST = 2  # leaves of a subtree that is matched by structure alone, and arrays matched by their names
 _MOST_ARRAYS = 20_000
 _MOST_LINES = 60  # of code
 _DEEPEST = 64  # levels: no name holds a longer path
-_WORDS = re.compile(r"[./_\-]+|(?<=[a-zA-Z])(?=\d)")  # "layers_0", "layers0" and "layers/0" are alike
+_WORDS = re.compile(r"[./_\-]+|(?<=[a-zA-Z])(?=\d)")  # "layers_0", "layers0" and "layers/0" have the same words
 _SEPARATORS = re.compile(r"[^./]([./])[^./]")
-_ALIKE = dict.fromkeys(("kernel", "scale", "embedding", "embeddings", "w", "gamma"), "weight") | {
+_SYNONYMS = dict.fromkeys(("kernel", "scale", "embedding", "embeddings", "w", "gamma"), "weight") | {
     "b": "bias",
     "beta": "bias",
 }
-_OF_ALL = ("weight", "bias")  # the last words of many names, which tell nothing of what an array is for
+_OF_ALL = ("weight", "bias")  # last words of many names, which do not identify an array
 _COPIES = {"ema", "shadow", "average", "avg", "opt", "optimizer", "mu", "nu", "momentum", "target"}
-_THERE = ("other", "first")  # what the tree across is called
+_THERE = ("other", "first")  # the name of the opposite tree
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @collector_paused()
 def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) -> Found:
-    """The differences with what they may come from.
+    """The differences with hints about their possible causes.
 
     Args:
-      values: The first values of arrays in host memory may tell elements of a list from each other.
+      values: Distinguish elements of a list by the first values of arrays in host memory.
     """
     if set(_KINDS).isdisjoint(found.kinds):
         return found
@@ -63,29 +63,29 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
         rows = [at for at in trees.kinds if at not in hints]
         if not rows:
             break
-        more = {at: hint for at, hint in hypothesis(trees, rows).items() if hint.text}
-        if any(hint.code for hint in more.values()):  # converts as much as the code of those before, or more
-            hints |= {at: Hint(hints[at].text, more[at].code) for at in more.keys() & hints.keys()}
-        hints |= {at: hint for at, hint in more.items() if at not in hints}
-    differences, told = Differences(), set[int]()
-    for at, kind, each in zip(found.rows, found.kinds, found.differences, strict=True):
-        is_told = at in hints and kind in _KINDS and at not in told and (kind != "type" or not each.hint)
-        differences.append(with_hint(each, hints[at]) if is_told else each)
-        if is_told:
-            told.add(at)
+        new = {at: hint for at, hint in hypothesis(trees, rows).items() if hint.text}
+        if any(hint.code for hint in new.values()):  # it converts as much as the code of earlier hints, or more
+            hints |= {at: Hint(hints[at].text, new[at].code) for at in new.keys() & hints.keys()}
+        hints |= {at: hint for at, hint in new.items() if at not in hints}
+    differences, hinted = Differences(), set[int]()
+    for at, kind, difference in zip(found.rows, found.kinds, found.differences, strict=True):
+        gets_hint = at in hints and kind in _KINDS and at not in hinted and (kind != "type" or not difference.hint)
+        differences.append(with_hint(difference, hints[at]) if gets_hint else difference)
+        if gets_hint:
+            hinted.add(at)
     return found._replace(differences=differences)
 
 
 class Trees:
-    """What hypotheses ask of two trees. Each attribute in the plural has one of the first tree and one of the other.
+    """What hypotheses need from two trees. Attributes from `at` on have one array for each tree.
 
     Attributes:
-      kinds: Of the aligned rows with differences, the kind of the first.
+      kinds: The kind of the first difference in each aligned row that has one.
       at: int[n]: the aligned row of each row; -1 below the right one of two nodes that are not compared inside.
-      counterparts: int[n]: of each row the one across, or -1.
-      are_alone: bool[n]: rows without a counterpart, or with one that is another thing.
-      names: int[n]: the same number for the same segment of a path; of an index one below zero.
-      n_leaves: int[n + 1]: how many come before each row.
+      counterparts: int[n]: the opposite row of each row, or -1.
+      are_alone: bool[n]: rows without a counterpart, or with one of another structure.
+      names: int[n]: equal numbers for equal segments of a path; negative for an index.
+      n_leaves: int[n + 1]: how many leaves come before each row.
     """
 
     def __init__(self, left: Side, right: Side, found: Found, values: bool) -> None:
@@ -103,11 +103,13 @@ class Trees:
             at[own[rows]], match[own[rows]] = rows, across[rows]
             is_alone = match == NONE
             is_alone[own[apart][own[apart] != NONE]] = True
-            of_key = np.array([segments.setdefault(key.segment, len(segments)) for key in table.keys])
+            key_names = np.array([segments.setdefault(key.segment, len(segments)) for key in table.keys])
             self.at.append(at)
             self.counterparts.append(match)
             self.are_alone.append(is_alone)
-            self.names.append(np.where(table.key_codes == 0, ~table.position.astype(np.int64), of_key[table.key_codes]))
+            self.names.append(
+                np.where(table.key_codes == 0, ~table.position.astype(np.int64), key_names[table.key_codes])
+            )
         self.segments = [*segments]
         self.n_leaves = [np.append(0, np.cumsum(table.is_leaf)) for table in self.tables]
 
@@ -120,30 +122,30 @@ class Trees:
 
     @computed_once
     def prints(self) -> list[np.ndarray]:
-        """uint64[n] of each tree: a fingerprint of each subtree, its own key aside.
+        """uint64[n] for each tree: a fingerprint of each subtree, without its own key.
 
-        Equal for equal types, keys, shapes and dtypes: a hash of its rows, of which each knows its number of children.
+        Equal for equal types, keys, shapes and dtypes: a hash of its rows with their numbers of children.
         """
         known = self._fact_codes
         prints = []
         for table, names in zip(self.tables, self.names, strict=True):
             own = np.array([known[_plain(facts)] for facts in table.facts])[table.fact_codes]
             n_children = np.bincount(table.parent[1:], minlength=len(table))
-            inside = _mixed(_mixed(own) + _mixed(names) * _ODD + n_children.astype(np.uint64))
+            inside = _mix(_mix(own) + _mix(names) * _ODD + n_children.astype(np.uint64))
             power, back = (
-                np.cumprod(np.full(len(table), each, np.uint64)) for each in (_ODD, pow(int(_ODD), -1, 1 << 64))
+                np.cumprod(np.full(len(table), factor, np.uint64)) for factor in (_ODD, pow(int(_ODD), -1, 1 << 64))
             )
             sums = np.append(np.uint64(0), np.cumsum(inside * power))
-            prints.append(_mixed(own) + (sums[table.end] - sums[1:]) * back)
+            prints.append(_mix(own) + (sums[table.end] - sums[1:]) * back)
         return prints
 
     @computed_once
     def _fact_codes(self) -> dict[Any, int]:
         facts = (_plain(facts) for table in self.tables for facts in table.facts)
-        return {each: code for code, each in enumerate(dict.fromkeys(facts))}
+        return {plain: code for code, plain in enumerate(dict.fromkeys(facts))}
 
     def transposed(self, side: int, rows: np.ndarray) -> np.ndarray:
-        """The fingerprints that the transposes of arrays have; 0 of other rows."""
+        """The fingerprints of the transposes of arrays; 0 for other rows."""
         table = self.tables[side]
         codes = [
             self._fact_codes.get(_plain(f._replace(shape=f.shape[::-1])), -1)
@@ -151,31 +153,31 @@ class Trees:
             else -1
             for f in table.facts
         ]
-        prints = _mixed(np.array(codes))
+        prints = _mix(np.array(codes))
         prints[np.array(codes) < 0] = 0
         return prints[table.fact_codes[rows]]
 
     def marks(self, side: int, rows: Sequence[int], values: bool) -> list[Any]:
-        """What tells elements of lists from each other: their structure, and the first values that are quickly read."""
+        """What distinguishes elements of lists: their structure, and the first values if these are quick to read."""
         return [(int(self.prints[side][row]), values and _first_values(self.sides[side], row)) for row in rows]
 
     @computed_once
     def have_moved(self) -> list[np.ndarray]:
-        """bool[n] of each tree: leaves and nodes of one name and structure that each tree has once, and elsewhere."""
+        """bool[n] for each tree: the rows that moved: each tree has their name and structure once, elsewhere."""
         words = [words_of(segment)[0] for segment in self.segments]
-        tells = np.array([not (word.isdecimal() or word in _OF_ALL) for word in words])
+        identifies = np.array([not (word.isdecimal() or word in _OF_ALL) for word in words])
         rows = [
-            np.flatnonzero(alone & (names >= 0) & tells[np.maximum(names, 0)])
+            np.flatnonzero(alone & (names >= 0) & identifies[np.maximum(names, 0)])
             for alone, names in zip(self.are_alone, self.names, strict=True)
         ]
         keys = [
-            _mixed(prints[of] + _mixed(names[of]))
-            for prints, names, of in zip(self.prints, self.names, rows, strict=True)
+            _mix(prints[chosen] + _mix(names[chosen]))
+            for prints, names, chosen in zip(self.prints, self.names, rows, strict=True)
         ]
         moved = []
-        for table, of, once in zip(self.tables, rows, _joined(*keys)[:2], strict=True):
+        for table, chosen, once in zip(self.tables, rows, _match_keys(*keys)[:2], strict=True):
             moved.append(np.zeros(len(table), bool))
-            moved[-1][of[once]] = True
+            moved[-1][chosen[once]] = True
         return moved
 
 
@@ -183,7 +185,7 @@ def _plain(facts: Any) -> Any:
     return (facts.shape, facts.dtype, "" if facts.shape else facts.type) if facts.is_leaf else facts.type
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def _mix(numbers: np.ndarray) -> np.ndarray:
     """uint64[n]: numbers that look random, equal for equal ones (splitmix64)."""
     x = numbers.astype(np.uint64) + _ODD
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -191,11 +193,13 @@ def _mixed(numbers: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _joined(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[tuple[list[int], list[int]]]]:
-    """Where keys stand that each side has once, in one order; and where each other key does that both have."""
-    _, of = np.unique(np.concatenate([left, right]), return_inverse=True)
-    groups = of[: len(left)], of[len(left) :]
-    n_left, n_right = (np.bincount(group, minlength=int(of.max(initial=0)) + 1) for group in groups)
+def _match_keys(
+    left: np.ndarray, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, list[tuple[list[int], list[int]]]]:
+    """The indices of keys that each side has once, in one order; and the indices of each other key that both have."""
+    _, codes = np.unique(np.concatenate([left, right]), return_inverse=True)
+    groups = codes[: len(left)], codes[len(left) :]
+    n_left, n_right = (np.bincount(group, minlength=int(codes.max(initial=0)) + 1) for group in groups)
     orders = [np.argsort(group, kind="stable") for group in groups]
     once = [order[((n_left == 1) & (n_right == 1))[group[order]]] for order, group in zip(orders, groups, strict=True)]
     several = np.flatnonzero((n_left > 0) & (n_right > 0) & (n_left + n_right > 2))
@@ -210,107 +214,109 @@ def _joined(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return once[0], once[1], rest
 
 
-# Elements of a list that stand in other places of the same list, and those that are new or gone.
+# Elements of a list that moved inside the list, and those that were inserted or removed
 
 
 def elements(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """Layers that moved by one, that were swapped, inserted or removed.
+    """Layers that were shifted, swapped, inserted or removed.
 
-    Of those that moved, the first difference in each tells where it is now.
+    The first difference in each moved element says where it is in the other tree.
     """
-    told, hints, n_left, end = np.array(sorted(rows)), dict[int, Hint](), _MOST_ELEMENTS, 0
-    for at in _lists(trees, told):
+    differing, hints, n_left, end = np.array(sorted(rows)), dict[int, Hint](), _MOST_ELEMENTS, 0
+    for at in _lists(trees, differing):
         pair = trees.pair(at)
         lists = [table.children(row) for table, row in zip(trees.tables, pair, strict=True)]
         n = len(lists[0])
         if at < end or max(map(len, lists)) > _MOST_CHILDREN:
             continue
         if n != len(lists[1]):
-            mine, other = (trees.marks(side, of, trees.values) for side, of in enumerate(lists))
-            hints |= {at: Hint(_inserted(mine, other))} if trees.kinds.get(at) == "length" else {}
+            left, right = (trees.marks(side, children, trees.values) for side, children in enumerate(lists))
+            hints |= {at: Hint(_inserted(left, right))} if trees.kinds.get(at) == "length" else {}
             continue
         n_left -= n
         if n_left < 0:
             break
         for is_sure in (True, False):
-            mine, other = (trees.marks(side, of, is_sure and trees.values) for side, of in enumerate(lists))
-            places = _places(mine, other, [_has_arrays(trees.tables[0], row) for row in lists[0]], is_sure)
+            left, right = (trees.marks(side, children, is_sure and trees.values) for side, children in enumerate(lists))
+            places = _places(left, right, [_has_arrays(trees.tables[0], row) for row in lists[0]], is_sure)
             if places:
                 code = _moving_code(places, trees.tables[0][pair[0]].expression, type(trees.sides[0].nodes[pair[0]]), n)
-                hints |= _told(places, children_of(trees.aligned.end, at), trees, told, is_sure, code)
-                end = int(trees.aligned.end[at])  # what is in an element is compared with what is in another one
+                hints |= _moved_hints(places, children_of(trees.aligned.end, at), trees, differing, is_sure, code)
+                end = int(trees.aligned.end[at])  # inside, different elements are compared with each other
                 break
     return hints
 
 
-def _lists(trees: Trees, told: np.ndarray) -> list[int]:
-    """The aligned rows of lists in or of which something differs."""
+def _lists(trees: Trees, differing: np.ndarray) -> list[int]:
+    """The aligned rows of lists that differ, or have a difference inside."""
     at = np.flatnonzero((trees.own[0] != NONE) & (trees.own[1] != NONE))
     for table, own in zip(trees.tables, trees.own, strict=True):
         rows = own[at]
         at = at[(table.end[rows] > rows + 1) & (np.append(table.key_codes, 1)[rows + 1] == 0)]  # an index
-    return at[np.searchsorted(told, trees.aligned.end[at]) > np.searchsorted(told, at)].tolist()
+    return at[np.searchsorted(differing, trees.aligned.end[at]) > np.searchsorted(differing, at)].tolist()
 
 
 def _first_values(side: Side, row: int) -> tuple[Any, ...]:
-    """The first values of the first leaves of a subtree, as far as they are quickly read."""
+    """The first values of the first leaves of a subtree, if they are quick to read."""
 
-    def of(leaf: Any) -> Any:
+    def first_values(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and lies_on_host(leaf) and len(leaf.sharding.device_set) == 1:
             leaf = host_view(leaf)
-        return (
-            leaf.flat[:8].tobytes() if type(leaf) is np.ndarray else leaf if type(leaf) in (int, float, str) else None
-        )
+        if type(leaf) is np.ndarray:
+            return leaf.flat[:8].tobytes()
+        return leaf if type(leaf) in (int, float, str) else None
 
     rows = islice(filter(side.table.is_leaf.__getitem__, range(row, int(side.table.end[row]))), 16)
-    return tuple(guarded(lambda leaf=side.nodes[each]: of(leaf), lambda _: None) for each in rows)
+    return tuple(guarded(lambda leaf=side.nodes[row]: first_values(leaf), lambda _: None) for row in rows)
 
 
 def _has_arrays(table: TreeTable, row: int) -> bool:
-    """Of other elements there are many alike."""
+    """Whether a subtree has arrays: many elements without arrays are identical."""
     return any(table.facts[code].shape for code in np.unique(table.fact_codes[row : table.end[row]]).tolist())
 
 
-def _inserted(mine: list[Any], other: list[Any]) -> str:
-    """Which elements of a list are new or gone, unless they are the last ones."""
-    n = min(len(mine), len(other))
-    if mine[:n] == other[:n]:
+def _inserted(left: list[Any], right: list[Any]) -> str:
+    """Which elements of a list were inserted or removed, unless they are the last ones."""
+    n = min(len(left), len(right))
+    if left[:n] == right[:n]:
         return ""
-    changes = [each for each in SequenceMatcher(None, mine, other, autojunk=False).get_opcodes() if each[0] != "equal"]
+    changes = [
+        change for change in SequenceMatcher(None, left, right, autojunk=False).get_opcodes() if change[0] != "equal"
+    ]
     kinds = {kind for kind, *_ in changes}
     if len(changes) > _MOST_PLACES or kinds not in ({"insert"}, {"delete"}):
         return ""
-    places = [each[3:] if kinds == {"insert"} else each[1:3] for each in changes]
-    said = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
-    return f"{'inserted' if kinds == {'insert'} else 'removed'} at {said}?"
+    places = [change[3:] if kinds == {"insert"} else change[1:3] for change in changes]
+    text = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
+    return f"{'inserted' if kinds == {'insert'} else 'removed'} at {text}?"
 
 
-def _places(mine: list[Any], other: list[Any], have_arrays: list[bool], is_sure: bool) -> dict[int, int]:
-    """Where elements went: all of them around by some places, or those that have their like in one other place."""
-    n, differ = len(mine), [i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b]
+def _places(left: list[Any], right: list[Any], have_arrays: list[bool], is_sure: bool) -> dict[int, int]:
+    """Where elements moved: all of them in a rotation, or those with exactly one equal element elsewhere."""
+    n, differ = len(left), [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     if not differ or not (is_sure or any(have_arrays[i] for i in differ)):
         return {}
     for k in sorted(range(1, n), key=lambda k: min(k, n - k)):
-        if mine[0] == other[k] and mine == other[k:] + other[:k]:
+        if left[0] == right[k] and left == right[k:] + right[:k]:
             return {i: (i + k) % n for i in range(n)}
-    n_mine, n_other = Counter(mine[i] for i in differ), Counter(other[i] for i in differ)
+    n_left, n_right = Counter(left[i] for i in differ), Counter(right[i] for i in differ)
     at: dict[Any, list[int]] = {}
     for i in reversed(differ):
-        at.setdefault(other[i], []).append(i)
-    if n_mine == n_other:  # all are there, in another order
-        return {i: at[mine[i]].pop() for i in differ}
-    alone = (i for i in differ if have_arrays[i] and n_mine[mine[i]] == n_other[mine[i]] == 1)
-    return {i: at[mine[i]][0] for i in alone}
+        at.setdefault(right[i], []).append(i)
+    if n_left == n_right:  # a permutation
+        return {i: at[left[i]].pop() for i in differ}
+    unique = (i for i in differ if have_arrays[i] and n_left[left[i]] == n_right[left[i]] == 1)
+    return {i: at[left[i]][0] for i in unique}
 
 
-def _told(
-    places: dict[int, int], children: list[int], trees: Trees, told: np.ndarray, is_sure: bool, code: str
+def _moved_hints(
+    places: dict[int, int], children: list[int], trees: Trees, differing: np.ndarray, is_sure: bool, code: str
 ) -> dict[int, Hint]:
     come_from, hints = {to: i for i, to in places.items()}, {}
     for i, child in enumerate(children):
-        n = int(np.searchsorted(told, child))
-        if i in places and n < len(told) and told[n] < trees.aligned.end[child]:
-            at = int(told[n])
+        n = int(np.searchsorted(differing, child))
+        if i in places and n < len(differing) and differing[n] < trees.aligned.end[child]:
+            at = int(differing[n])
             is_own = at == child
             text = f"{'' if is_own else f'[{i}] '}moved to [{places[i]}]"
             if i in come_from:
@@ -320,35 +326,35 @@ def _told(
 
 
 def _moving_code(places: dict[int, int], node: str, cls: type, n: int) -> str:
-    """Python that puts all elements of a list into their places."""
+    """Python that reorders all elements of a list."""
     if (cls is not list and cls is not tuple) or sorted(places) != sorted(places.values()):
         return ""
     order = [*({i: i for i in range(n)} | {to: i for i, to in places.items()}).values()]
-    at = order[0]
-    if order == [*range(at, n), *range(at)]:
-        return f"{node}[{at}:] + {node}[:{at}]"
+    start = order[0]
+    if order == [*range(start, n), *range(start)]:
+        return f"{node}[{start}:] + {node}[:{start}]"
     return f"type({node})({node}[i] for i in {order})"
 
 
-# Layers of one tree against one stack of them in the other.
+# Layers in one tree, and one stack of them in the other
 
 
 def stacked(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """A list of layers, or a dict that holds nothing else, against one node with an axis more in each array."""
+    """A list or dict of layers in one tree; in the other, one node whose arrays have one more axis."""
     hints, parents = {}, trees.tables[0].parent
     for at in rows:
-        mine, other = trees.pair(at)
+        left, right = trees.pair(at)
         hint = None
-        if trees.kinds[at] in _STRUCTURAL and NONE not in (mine, other):
-            hint = _as_stack(trees, 0, mine, other) or _as_stack(trees, 1, other, mine)
-        if not hint and mine > 0 and parents[mine] == mine - 1 and trees.kinds[at] in _STRUCTURAL:
-            hint = _as_stack(trees, 0, mine - 1, int(trees.counterparts[0][mine - 1]), is_list=False)
+        if trees.kinds[at] in _STRUCTURAL and NONE not in (left, right):
+            hint = _as_stack(trees, 0, left, right) or _as_stack(trees, 1, right, left)
+        if not hint and left > 0 and parents[left] == left - 1 and trees.kinds[at] in _STRUCTURAL:
+            hint = _as_stack(trees, 0, left - 1, int(trees.counterparts[0][left - 1]), is_list=False)
         hints.update({at: hint} if hint else {})
     return hints
 
 
 def _as_stack(trees: Trees, side: int, row: int, stack: int, *, is_list: bool = True) -> Hint | None:
-    """Whether the children of a node are layers, of which a node of the other tree is a stack."""
+    """The hint that a node of the other tree is a stack of the children of a node, if it is."""
     table, layers = trees.tables[side], trees.tables[side].children(row)
     n, prints = len(layers), trees.prints[side]
     if stack == NONE or n < 2 or len({*prints[layers].tolist()}) > 1:
@@ -357,26 +363,26 @@ def _as_stack(trees: Trees, side: int, row: int, stack: int, *, is_list: bool = 
     if not axes:
         return None
     axis, node = min(axes), trees.tables[0][stack if side else row].expression
-    made, along = f"jax.tree.map({_stacking(axis)}, *", f" along axis {axis}" if axis else ""
+    made, along = f"jax.tree.map({_stack_code(axis)}, *", f" along axis {axis}" if axis else ""
     text = f"{n} layers in the {_THERE[1 - side]}, and one stack of {n} such layers{along} in the {_THERE[side]}"
     if side == 1:
         code = f"[jax.tree.map(lambda x: x[{':, ' * axis}i], {node}) for i in range({n})]"
         return Hint(f"{text}, as made by {made}layers)", code)
     if is_list:
         return Hint(f"{text}, as made by {made}layers)", f"{made}{node})")
-    names = [table.key(each).segment for each in layers]
+    names = [table.key(layer).segment for layer in layers]
     start = names[0].rstrip("0123456789")
     is_numbered = set(names) == {f"{start}{i}" for i in range(n)} and type(trees.sides[0].nodes[row]) in MAPPINGS
     return Hint(text, f"{made}({node}[{start!r} + str(i)] for i in range({n})))" if is_numbered else "")
 
 
 def _axes_of_stack(stacks: TreeTable, stack: int, table: TreeTable, layer: int, n: int) -> set[int]:
-    """Along which axes a subtree may be a stack: it has the structure of a layer, and in each array one axis more."""
+    """The axes along which a subtree may be a stack: its structure is a layer's, its arrays have one more axis."""
     size, axes = int(table.end[layer]) - layer, set[int]()
     if int(stacks.end[stack]) - stack != size:
         return axes
     for i in range(size):
-        whole, one = (of.facts[of.fact_codes[row + i]] for of, row in ((stacks, stack), (table, layer)))
+        whole, one = (t.facts[t.fact_codes[row + i]] for t, row in ((stacks, stack), (table, layer)))
         if whole.is_leaf != one.is_leaf or (i and stacks.key(stack + i).segment != table.key(layer + i).segment):
             return set()
         if one.is_leaf:
@@ -390,35 +396,32 @@ def _axes_of_stack(stacks: TreeTable, stack: int, table: TreeTable, layer: int, 
 
 
 def _axes_of_layers(stack: tuple[int, ...], n: int, layer: tuple[int, ...]) -> list[int]:
-    """Along which axes an array of a shape may be a stack of so many of another shape."""
+    """The axes along which an array may be a stack of `n` layers, by their shapes."""
     return [k for k in range(len(stack)) if stack[k] == n and stack[:k] + stack[k + 1 :] == layer]
 
 
-def _stacking(axis: int) -> str:
+def _stack_code(axis: int) -> str:
     """Python of a function that stacks arrays."""
     return f"lambda *xs: jnp.stack(xs{f', axis={axis}' if axis else ''})"
 
 
-# Siblings with another name, and subtrees that stand elsewhere, told by their fingerprints.
+# Renamed siblings and moved subtrees, found by their fingerprints
 
 
 def renamed(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """Two of one structure below two parents in one place, the only ones, or of names that end alike.
+    """Renamed children of one parent: the only two of one structure, or with names that end in the same way.
 
-    A single array must have a name that is alike; it may be transposed.
+    A single array must have a similar name; it may be transposed.
     """
     wanted, hints, texts = {at for at in rows if trees.kinds[at] in _ALONE}, dict[int, Hint](), dict[Any, Any]()
     nodes = trees.sides[0].nodes
-    for mine, other, is_turned in _siblings(trees) if wanted else ():
-        pairs = zip(mine.tolist(), other.tolist(), strict=True)
-        own = [
-            at[of].tolist()
-            for at, of in zip(
-                (*trees.at, trees.tables[0].parent, *trees.names), (mine, other, mine, mine, other), strict=True
-            )
-        ]
-        are_large = (trees.count(0, mine) >= _LEAST).tolist()
-        for pair, at, its, parent, *names, is_large in zip(pairs, *own, are_large, strict=True):
+    for left, right, is_turned in _siblings(trees) if wanted else ():
+        pairs = zip(left.tolist(), right.tolist(), strict=True)
+        arrays = (*trees.at, trees.tables[0].parent, *trees.names)
+        sides = (left, right, left, left, right)
+        columns = [array[side].tolist() for array, side in zip(arrays, sides, strict=True)]
+        are_large = (trees.count(0, left) >= _LEAST).tolist()
+        for pair, at, other_at, parent, *names, is_large in zip(pairs, *columns, are_large, strict=True):
             is_dict = type(nodes[parent]) in MAPPINGS
             key = (*names, is_large, is_dict)
             if key not in texts:
@@ -426,67 +429,73 @@ def renamed(trees: Trees, rows: list[int]) -> dict[int, Hint]:
             if texts[key] and at in wanted:
                 code = partial(_renaming, trees.tables, pair, is_turned) if is_dict else ""
                 hints[at] = Hint(texts[key][0], code)
-            if texts[key] and its in wanted:
-                hints[its] = texts[key][1]
+            if texts[key] and other_at in wanted:
+                hints[other_at] = texts[key][1]
         texts = {}
     return hints
 
 
 def _siblings(trees: Trees) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """The rows that may be one under two names, and whether the one is the transpose of the other."""
-    rows, above = [], []
+    """Pairs of rows that may be one child under two names, and whether one is the transpose of the other."""
+    rows, parents = [], []
     for side, table in enumerate(trees.tables):
         match = trees.counterparts[0][table.parent] if side == 0 else table.parent
         own = np.flatnonzero(trees.are_alone[side] & (table.parent >= 0) & (match != NONE))
         rows.append(own)
-        above.append(_mixed(match[own]))
+        parents.append(_mix(match[own]))
     for is_turned in (False, True):
         prints = [trees.transposed(0, rows[0]) if is_turned else trees.prints[0][rows[0]], trees.prints[1][rows[1]]]
-        mine, other, several = _joined(*(_mixed(p + a) for p, a in zip(prints, above, strict=True)))
-        pairs = np.column_stack([rows[0][mine], rows[1][other]])
-        more = [
+        left, right, several = _match_keys(*(_mix(p + a) for p, a in zip(prints, parents, strict=True)))
+        pairs = np.column_stack([rows[0][left], rows[1][right]])
+        named = [
             pair
             for group in (several if not is_turned else ())
             if max(map(len, group)) <= _MOST_CHILDREN
-            for pair in _named_alike(trees, *(of[[*each]].tolist() for of, each in zip(rows, group, strict=True)))
+            for pair in _matched_by_ends(
+                trees, *(side_rows[[*indices]].tolist() for side_rows, indices in zip(rows, group, strict=True))
+            )
         ]
-        pairs = np.concatenate([pairs, np.array(more, np.int64).reshape(-1, 2)])
-        mine, other = pairs[trees.count(0, pairs[:, 0]) > 0].T
-        is_free = ~(trees.have_moved[0][mine] | trees.have_moved[1][other])
-        yield mine[is_free], other[is_free], is_turned
+        pairs = np.concatenate([pairs, np.array(named, np.int64).reshape(-1, 2)])
+        left, right = pairs[trees.count(0, pairs[:, 0]) > 0].T
+        is_free = ~(trees.have_moved[0][left] | trees.have_moved[1][right])
+        yield left[is_free], right[is_free], is_turned
         for side in (0, 1):
             is_left = ~np.isin(rows[side], pairs[:, side])
-            rows[side], above[side] = rows[side][is_left], above[side][is_left]
+            rows[side], parents[side] = rows[side][is_left], parents[side][is_left]
 
 
-def _named_alike(trees: Trees, left: list[int], right: list[int]) -> list[tuple[int, int]]:
-    """Of several that may be each other's those of which the name of one ends with that of the other."""
+def _matched_by_ends(trees: Trees, left: list[int], right: list[int]) -> list[tuple[int, int]]:
+    """The pairs of siblings in which one name ends with the other."""
     names = [[trees.tables[side].key(row).segment for row in rows] for side, rows in enumerate((left, right))]
-    near = [[j for j, other in enumerate(names[1]) if _end_alike(name, other)] for name in names[0]]
-    n_near = Counter(j for of in near for j in of)
-    return [(left[i], right[of[0]]) for i, of in enumerate(near) if len(of) == 1 and n_near[of[0]] == 1]
+    candidates = [[j for j, other in enumerate(names[1]) if _ends_match(name, other)] for name in names[0]]
+    n_candidates = Counter(j for matches in candidates for j in matches)
+    return [
+        (left[i], right[matches[0]])
+        for i, matches in enumerate(candidates)
+        if len(matches) == 1 and n_candidates[matches[0]] == 1
+    ]
 
 
 def _renamed_texts(
     trees: Trees, rows: tuple[int, int], is_turned: bool, is_dict: bool, is_large: bool
 ) -> tuple[str, Hint] | None:
-    mine, other = (table.key(row) for table, row in zip(trees.tables, rows, strict=True))
-    if not is_large and not _are_alike(mine.segment, other.segment):
+    left, right = (table.key(row) for table, row in zip(trees.tables, rows, strict=True))
+    if not is_large and not _names_match(left.segment, right.segment):
         return None
-    are_indices = all(key.keystr == f"[{key.segment}]" for key in (mine, other))
-    verb, turned = "moved" if are_indices and not is_dict else "renamed", ", and transposed" * is_turned
-    return f"{verb} to {other.keystr}{turned}?", Hint(f"{verb} from {mine.keystr}{turned}?")
+    are_indices = all(key.keystr == f"[{key.segment}]" for key in (left, right))
+    verb, suffix = "moved" if are_indices and not is_dict else "renamed", ", and transposed" * is_turned
+    return f"{verb} to {right.keystr}{suffix}?", Hint(f"{verb} from {left.keystr}{suffix}?")
 
 
-def _end_alike(one: str, other: str) -> bool:
-    return one.endswith(other) or other.endswith(one)
+def _ends_match(left: str, right: str) -> bool:
+    return left.endswith(right) or right.endswith(left)
 
 
-def _are_alike(one: str, another: str) -> bool:
-    """Whether the names, and not the shapes alone, say that one may be for the other: "kernel" for "weight"."""
+def _names_match(one: str, another: str) -> bool:
+    """Whether two names may mean the same array: "kernel" and "weight"."""
     first, other = ("".join(word for word in words_of(name) if word not in _OF_ALL) for name in (one, another))
     if first and other:
-        return _end_alike(first, other) or first.startswith(other) or other.startswith(first)
+        return _ends_match(first, other) or first.startswith(other) or other.startswith(first)
     return words_of(one)[-1] == words_of(another)[-1]
 
 
@@ -494,17 +503,17 @@ def _renaming(tables: tuple[TreeTable, TreeTable], rows: tuple[int, int], is_tur
     """Python that renames a child of a dict in the first tree."""
     node = tables[0][int(tables[0].parent[rows[0]])].expression
     old, new = (table.key(row).keystr for table, row in zip(tables, rows, strict=True))
-    taken = f"{node}.pop({old[1:-1]})"
+    popped = f"{node}.pop({old[1:-1]})"
     if is_turned:
         order = transposing(tables[0][rows[0]].shape or (), tables[1][rows[1]].shape or ())
-        taken = transpose_code(taken, order) if order else ""
-    return f"{node}{new} = {taken}" if taken else ""
+        popped = transpose_code(popped, order) if order else ""
+    return f"{node}{new} = {popped}" if popped else ""
 
 
 def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """The one other place of a subtree: of several leaves, or of a name or a structure as no other."""
+    """The only other place of a subtree that has several leaves, or a unique name or structure."""
     hints, rows = dict[int, Hint](), [at for at in rows if trees.kinds[at] in _STRUCTURAL]
-    for side in (1, 0):  # the first tree says more
+    for side in (1, 0):  # the hint of the first tree wins
         own, alone = trees.own[side][rows], [np.flatnonzero(each) for each in trees.are_alone]
         orders = [
             each[np.argsort(prints[each], kind="stable")] for each, prints in zip(alone, trees.prints, strict=True)
@@ -522,25 +531,25 @@ def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
 
 
 def _is_special(trees: Trees, side: int, row: int, place: int, known: list[np.ndarray]) -> bool:
-    """Whether its like elsewhere is no chance."""
+    """Whether an equal subtree elsewhere is not a coincidence."""
     if trees.have_moved[side][row] or trees.count(side, row) >= _LEAST:
         return True
     above = trees.counterparts[side][trees.tables[side].parent[row]], trees.tables[1 - side].parent[place]
     if trees.tables[side].is_leaf[row] or above[0] == above[1] or not trees.count(side, row):
         return False
-    mark = trees.prints[side][row]
-    return all(np.diff(np.searchsorted(each, [mark, mark + np.uint64(1)]))[0] == 1 for each in known)
+    fingerprint = trees.prints[side][row]
+    return all(np.diff(np.searchsorted(prints, [fingerprint, fingerprint + np.uint64(1)]))[0] == 1 for prints in known)
 
 
-# Which array of one tree is which of another, by the words of their paths, in nodes or in names that hold whole paths.
+# Arrays of both trees, matched by the words of their paths, in nodes or in names that hold whole paths
 
 
 class _Array(NamedTuple):
-    """An array, or several of the shape that are layers.
+    """An array, or layers of one shape.
 
     Attributes:
-      rows: Of the array, or of each of the layers.
-      words: Those of its path; for layers without their number.
+      rows: The row of the array, or of each layer.
+      words: The words of its path; for layers without their number.
     """
 
     rows: tuple[int, ...]
@@ -550,12 +559,12 @@ class _Array(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """An array of the first tree, and what it is in the other.
+    """An array of the first tree and its counterpart in the other.
 
     Attributes:
-      axes: Those along which one may be a stack of the others; none if these are no layers.
-      shapes: Those of both; of layers and their stack that of one layer.
-      is_sure: One has the path of the other as its name.
+      axes: The axes along which one may be a stack of the other's layers; empty without layers.
+      shapes: The shapes of both; for layers and their stack those of one layer.
+      is_sure: The name of one is the path of the other.
     """
 
     arrays: tuple[_Array, _Array]
@@ -569,12 +578,12 @@ class _Pair(NamedTuple):
 
 
 def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """Arrays whose paths end with the same words, also as layers of a stack or transposed, and where they stand.
+    """Arrays whose paths end with the same words, also as layers of a stack or transposed.
 
-    The first hint has the code that converts the whole tree, if every array of the other is found.
+    The first hint has code that converts the whole tree if every array of the other tree is found.
     """
     tables, owners = trees.tables, []
-    for table, own in zip(tables, trees.own, strict=True):  # of each row the last difference around it
+    for table, own in zip(tables, trees.own, strict=True):  # for each row the last difference around it
         owner = np.full(len(table), NONE)
         for at, kind in trees.kinds.items():
             if kind in _STRUCTURAL and own[at] != NONE:
@@ -597,37 +606,40 @@ def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
         return {}
     turned, hints = _turned(tables, pairs), dict[int, Hint]()
     for side, (owner, across) in enumerate(zip(owners, reversed(tables), strict=True)):
-        found: dict[int, list[tuple[int, _Pair]]] = defaultdict(list)
+        pairs_at: dict[int, list[tuple[int, _Pair]]] = defaultdict(list)
         for pair in pairs:
             for row in pair.arrays[side].rows:
-                found[int(owner[row])].append((row, pair))
+                pairs_at[int(owner[row])].append((row, pair))
         n_at = Counter(owner[owner != NONE].tolist())
-        for at, each in found.items():
-            hints.setdefault(at, Hint(_where(tables[side], across, side, n_at[at], sorted(each), turned)))
+        for at, inside_it in pairs_at.items():
+            text = _location_text(tables[side], across, side, n_at[at], sorted(inside_it), turned)
+            hints.setdefault(at, Hint(text))
     first = min(hints)
     hints[first] = hints[first]._replace(code=_by_rule(trees, pairs, turned) or _code(trees, pairs, turned))
     return hints
 
 
-def _where(own: TreeTable, across: TreeTable, side: int, n: int, inside: list[tuple[int, _Pair]], turned: Any) -> str:
-    """Where the arrays of one difference stand in the other tree, of which it has so many."""
+def _location_text(
+    own: TreeTable, across: TreeTable, side: int, n: int, inside: list[tuple[int, _Pair]], turned: Any
+) -> str:
+    """Where the `n` arrays of one difference are in the other tree."""
     there = _THERE[side]
     places = [(own[row].keystr, across[pair.arrays[1 - side].rows[0]].keystr, pair) for row, pair in inside]
-    elsewhere = [each for each in places if own[each[2].arrays[side].rows[0]].keystr != each[1]]
+    elsewhere = [entry for entry in places if own[entry[2].arrays[side].rows[0]].keystr != entry[1]]
     if not elsewhere:
         some = f"its {n:,} arrays" if len(inside) == n else f"{len(inside):,} of {n:,} arrays"
         return f"{some} stand at the same paths in the {there}" if n > 1 else ""
     shown, place, pair = elsewhere[0]
     n_layers, along = len(pair.arrays[1 - side].rows), f" along axis {pair.axis}" if pair.axis else ""
-    how = f", as a layer of a stack{along}" if len(pair.arrays[side].rows) > 1 else ""
-    how = f" of {n_layers} layers{along and f', stacked{along}'}" if n_layers > 1 else how
+    details = f", as a layer of a stack{along}" if len(pair.arrays[side].rows) > 1 else ""
+    details = f" of {n_layers} layers{along and f', stacked{along}'}" if n_layers > 1 else details
     if sorted(pair.shapes[0]) != sorted(pair.shapes[1]):
-        how += f", as {subtree_text(across, pair.arrays[1 - side].rows[0])}"
-    how += ", transposed" * (turned.get(pair) is True)
+        details += f", as {subtree_text(across, pair.arrays[1 - side].rows[0])}"
+    details += ", transposed" * (turned.get(pair) is True)
     if n == 1:
-        return f"stands at {place} in the {there}{how}{'?' * (not pair.is_sure or 'transposed' in how)}"
+        return f"stands at {place} in the {there}{details}{'?' * (not pair.is_sure or 'transposed' in details)}"
     some = f"its {n:,} arrays stand" if len(elsewhere) == n else f"{len(elsewhere):,} of {n:,} arrays stand"
-    return f"{some} elsewhere in the {there}: {shown} is {place}{how}?"
+    return f"{some} elsewhere in the {there}: {shown} is {place}{details}?"
 
 
 def _is_array(table: TreeTable) -> np.ndarray:
@@ -636,16 +648,16 @@ def _is_array(table: TreeTable) -> np.ndarray:
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a name, the last of which is the same for all that are called alike: kernel and weight."""
+    """The words of a name; synonyms have the same last word: kernel and weight."""
     *above, last = _WORDS.sub(".", name).lower().split(".")
-    return (*above, _ALIKE.get(last, last))
+    return (*above, _SYNONYMS.get(last, last))
 
 
 def _arrays(table: TreeTable, rows: Iterable[int]) -> list[_Array]:
     rows = [row for row in rows if table.depth[row] <= _DEEPEST]
     names = [".".join(key.segment for key in table.path(row)) for row in rows]
     words, own = [*map(words_of, names)], [tuple(_WORDS.sub(".", name).lower().split(".")) for name in names]
-    n = Counter(words)  # a kernel beside a scale is not called alike
+    n = Counter(words)  # a kernel next to a scale is not a synonym of it
     return [
         _Array((row,), a if n[a] == 1 else b, table.facts[table.fact_codes[row]].shape or (), int(table.depth[row]))
         for row, a, b in zip(rows, words, own, strict=True)
@@ -653,27 +665,28 @@ def _arrays(table: TreeTable, rows: Iterable[int]) -> list[_Array]:
 
 
 def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:
-    """Arrays that are each other's by the ends of their paths and by their shapes; then stacks and their layers."""
+    """Match arrays by the ends of their paths and their shapes; then stacks and their layers."""
     pairs = _by_ends(left, right)
     for side in (0, 1):
         taken = [{row for pair in pairs for row in pair.arrays[k].rows} for k in (0, 1)]
         rest = [
-            [each for each in of if each.rows[0] not in done] for of, done in zip((left, right), taken, strict=True)
+            [array for array in arrays if array.rows[0] not in done]
+            for arrays, done in zip((left, right), taken, strict=True)
         ]
         rest[side] = _layers(rest[side])
         pairs += _by_ends(*rest)
-    of_all = [{*pair.axes} for pair in pairs if pair.axes]
-    common = set.intersection(*of_all) if of_all else set()  # most stacks have the layers of all arrays along one
+    axes = [{*pair.axes} for pair in pairs if pair.axes]
+    common = set.intersection(*axes) if axes else set()  # most models stack all arrays along one axis
     return [_pair(*pair.arrays, min(common or pair.axes)) or pair if pair.axes else pair for pair in pairs]
 
 
 def _layers(arrays: list[_Array]) -> list[_Array]:
-    """Those whose words differ by one number alone, together."""
+    """Groups of arrays whose words differ only in one number."""
     groups: dict[tuple, dict[int, int]] = defaultdict(dict)
-    for each in arrays:
-        for i, word in enumerate(each.words):
+    for array in arrays:
+        for i, word in enumerate(array.words):
             if word.isdecimal() and len(word) < 6:
-                groups[each.words[:i] + each.words[i + 1 :], each.shape, each.depth, i][int(word)] = each.rows[0]
+                groups[array.words[:i] + array.words[i + 1 :], array.shape, array.depth, i][int(word)] = array.rows[0]
     return [
         _Array(tuple(rows[i] for i in range(len(rows))), words, shape, depth)
         for (words, shape, depth, _), rows in groups.items()
@@ -682,75 +695,75 @@ def _layers(arrays: list[_Array]) -> list[_Array]:
 
 
 def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
-    """Pairs that have as many last words in common as make them the only two, and shapes that go together."""
+    """Pairs with enough common last words to be the only two, and with fitting shapes."""
     pairs: list[_Pair] = []
-    columns = [zip(*(each.words for each in arrays), strict=False) for arrays in (left, right)]
-    beginnings = [tuple(each[0] for each in takewhile(lambda each: len({*each}) == 1, of)) for of in columns]
-    for n_words in range(max((len(each.words) for each in (*left, *right)), default=0), 0, -1):
+    columns = [zip(*(array.words for array in arrays), strict=False) for arrays in (left, right)]
+    starts = [tuple(words[0] for words in takewhile(lambda words: len({*words}) == 1, it)) for it in columns]
+    for n_words in range(max((len(array.words) for array in (*left, *right)), default=0), 0, -1):
         ends: list[dict[tuple[str, ...], list[_Array]]] = []
         for arrays in (left, right):
             ends.append(defaultdict(list))
-            for each in arrays:
-                if len(each.words) >= n_words:
-                    ends[-1][each.words[-n_words:]].append(each)
-        for end, mine in ends[0].items():
-            one, another = _alone(mine), _alone(ends[1].get(end, []))
+            for array in arrays:
+                if len(array.words) >= n_words:
+                    ends[-1][array.words[-n_words:]].append(array)
+        for end, left_arrays in ends[0].items():
+            one, another = _only_original(left_arrays), _only_original(ends[1].get(end, []))
             if one and another and not all(word.isdecimal() for word in end):
-                above = [each.words[:-n_words] for each in (one, another)]
-                is_whole = not all(above) and all(
-                    of == start[: len(of)] for of, start in zip(above, beginnings, strict=True)
+                rests = [array.words[:-n_words] for array in (one, another)]
+                is_whole = not all(rests) and all(
+                    words == start[: len(words)] for words, start in zip(rests, starts, strict=True)
                 )
                 pair = _pair(one, another, is_whole=is_whole and n_words > 1 and one.depth != another.depth)
                 pairs += [pair] if pair else []
         taken = [{pair.arrays[side].rows for pair in pairs} for side in (0, 1)]
-        left = [each for each in left if each.rows not in taken[0]]
-        right = [each for each in right if each.rows not in taken[1]]
+        left = [array for array in left if array.rows not in taken[0]]
+        right = [array for array in right if array.rows not in taken[1]]
     return pairs
 
 
-def _alone(arrays: list[_Array]) -> _Array | None:
-    """The one array, or the one that is no average, and no state of an optimizer."""
+def _only_original(arrays: list[_Array]) -> _Array | None:
+    """The only array, ignoring averages and optimizer states; None if there are several."""
     if len(arrays) > 1:
-        arrays = [each for each in arrays if _COPIES.isdisjoint(each.words)]
+        arrays = [array for array in arrays if _COPIES.isdisjoint(array.words)]
     return arrays[0] if len(arrays) == 1 else None
 
 
-def _pair(mine: _Array, other: _Array, axis: int | None = None, *, is_whole: bool = False) -> _Pair | None:
-    """The pair, if the shapes go together; those of arrays of one path may be any."""
-    layers, stack = (mine, other) if len(mine.rows) > 1 else (other, mine)
+def _pair(left: _Array, right: _Array, axis: int | None = None, *, is_whole: bool = False) -> _Pair | None:
+    """The pair if the shapes fit; arrays with the same path may have any shapes."""
+    layers, stack = (left, right) if len(left.rows) > 1 else (right, left)
     n, layer = len(layers.rows), layers.shape
     if n == 1:
-        fits = is_whole or other.shape in (mine.shape, mine.shape[::-1])
-        return _Pair((mine, other), (), (mine.shape, other.shape), is_whole) if fits else None
-    axes = sorted({k for each in (layer, layer[::-1]) for k in _axes_of_layers(stack.shape, n, each)})
+        fits = is_whole or right.shape in (left.shape, left.shape[::-1])
+        return _Pair((left, right), (), (left.shape, right.shape), is_whole) if fits else None
+    axes = sorted({k for shape in (layer, layer[::-1]) for k in _axes_of_layers(stack.shape, n, shape)})
     if not axes:
         return None
     axes = axes if axis is None else [axis]
-    of_stack = stack.shape[: axes[0]] + stack.shape[axes[0] + 1 :]
-    return _Pair((mine, other), tuple(axes), (layer, of_stack) if layers is mine else (of_stack, layer))
+    one_of_stack = stack.shape[: axes[0]] + stack.shape[axes[0] + 1 :]
+    return _Pair((left, right), tuple(axes), (layer, one_of_stack) if layers is left else (one_of_stack, layer))
 
 
 def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict[_Pair, bool | None]:
-    """Whether the array of each pair is transposed; of a square one what holds for all others of its names, or None."""
+    """Whether each pair is transposed; square arrays follow the others with their names, or get None."""
     names = [
         tuple(
-            re.split(r"[./]", table.key(each.rows[0]).segment)[-1]
-            for table, each in zip(tables, pair.arrays, strict=True)
+            re.split(r"[./]", table.key(array.rows[0]).segment)[-1]
+            for table, array in zip(tables, pair.arrays, strict=True)
         )
         for pair in pairs
     ]
-    of_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
+    by_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
     for pair, name in zip(pairs, names, strict=True):
-        mine, other = pair.shapes
-        if mine != mine[::-1] and sorted(mine) == sorted(other):
-            of_names[name].add(mine != other)
+        left, right = pair.shapes
+        if left != left[::-1] and sorted(left) == sorted(right):
+            by_names[name].add(left != right)
     turned: dict[_Pair, bool | None] = {}
     for pair, name in zip(pairs, names, strict=True):
-        (mine, other), of_others = pair.shapes, of_names[name]
-        is_told = mine != other or mine != mine[::-1] or len(mine) < 2 or not of_others
+        (left, right), of_others = pair.shapes, by_names[name]
+        is_known = left != right or left != left[::-1] or len(left) < 2 or not of_others
         turned[pair] = (
-            sorted(mine) == sorted(other) and mine != other
-            if is_told
+            sorted(left) == sorted(right) and left != right
+            if is_known
             else max(of_others)
             if len(of_others) == 1
             else None
@@ -758,19 +771,19 @@ def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict
     return turned
 
 
-# The code that converts the first tree.
+# The code that converts the first tree
 
 
 def _by_rule(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]) -> str:
-    """Python that converts the first tree, if the names of one are the paths of the other to the letter."""
+    """Python that converts the first tree, if the names of one tree are exactly the paths of the other."""
     for flat, (names, nested) in enumerate((trees.tables, trees.tables[::-1])):
         rows = {pair.arrays[flat].rows[0]: pair.arrays[1 - flat].rows[0] for pair in pairs}
         first = next(iter(rows))
         name, above = names.key(first).segment, int(names.parent[first])
-        root, found = int(trees.counterparts[flat][above]), _SEPARATORS.search(name)
-        if not found or root == NONE or any(turned.values()) or len({*rows.values()}) < len(pairs):
+        root, match = int(trees.counterparts[flat][above]), _SEPARATORS.search(name)
+        if not match or root == NONE or any(turned.values()) or len({*rows.values()}) < len(pairs):
             continue
-        separator, depth = found[1], int(nested.depth[root])
+        separator, depth = match[1], int(nested.depth[root])
         paths = {own: separator.join(key.segment for key in nested.path(row)[depth:]) for own, row in rows.items()}
         prefix, arrays = (
             name.removesuffix(paths[first]),
@@ -782,27 +795,33 @@ def _by_rule(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | No
         if not fits or {*rows.values()} != {*arrays.tolist()}:
             continue
         key = f"{prefix!r} + " * bool(prefix) + f"jax.tree_util.keystr(path, simple=True, separator={separator!r})"
-        are_all, mine, its = trees.count(1 - flat, root) == len(rows), names[above].expression, nested[root].expression
+        are_all, source, target = (
+            trees.count(1 - flat, root) == len(rows),
+            names[above].expression,
+            nested[root].expression,
+        )
         if flat == 0:
-            taken = f"{mine}[{key}]" if are_all else f"{mine}.get({key}, x)"
-            return f"jax.tree_util.tree_map_with_path(lambda path, x: {taken}, other{its.removeprefix(nested.name)})"
+            taken = f"{source}[{key}]" if are_all else f"{source}.get({key}, x)"
+            return f"jax.tree_util.tree_map_with_path(lambda path, x: {taken}, other{target.removeprefix(nested.name)})"
         some = "" if are_all else " if hasattr(x, 'shape')"
-        return f"{{{key}: x for path, x in jax.tree_util.tree_leaves_with_path({its}){some}}}"
+        return f"{{{key}: x for path, x in jax.tree_util.tree_leaves_with_path({target}){some}}}"
     return ""
 
 
 def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]) -> str:
-    """Python that makes the other tree of the arrays of the first, if all are known."""
+    """Python that makes the other tree from the arrays of the first, if all are known."""
     left, right = trees.tables
-    np_ = "np" if any(type(node) is Stored for node in trees.sides[0].nodes) else "jnp"  # JAX takes no arrays in files
+    np_ = (
+        "np" if any(type(node) is Stored for node in trees.sides[0].nodes) else "jnp"
+    )  # JAX does not accept arrays in files
     sources: dict[int, str] = {}  # by the row of the other tree
     apart = np.zeros(len(trees.own[0]), bool)
     for at, kind in trees.kinds.items():
         if kind in _STRUCTURAL:
             apart[at : trees.aligned.end[at]] = True
-    for mine, other in zip(*(own[~apart].tolist() for own in trees.own), strict=True):
-        if right.is_leaf[other] and left[mine].shape == right[other].shape:
-            sources[other] = left[mine].expression
+    for left_row, right_row in zip(*(own[~apart].tolist() for own in trees.own), strict=True):
+        if right.is_leaf[right_row] and left[left_row].shape == right[right_row].shape:
+            sources[right_row] = left[left_row].expression
     of_others: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # orders of axes, by the number of these
     for pair in pairs:
         order = transposing(*pair.shapes)
@@ -836,7 +855,7 @@ def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]
 
 
 def _entries(pairs: list[tuple[str, str]]) -> list[str]:
-    """Entries of a dict; of those that differ by one number, from 0 on, there is one line for all."""
+    """Entries of a dict; those that differ only in a number, from 0 on, become one line."""
     groups: dict[tuple[str, str], dict[int, tuple[str, str]]] = defaultdict(dict)  # by what is around a number
     around = {
         pair: [(pair[0][: n.start()], pair[0][n.end() :]) for n in re.finditer(r"\d{1,6}", pair[0])] for pair in pairs
@@ -850,7 +869,7 @@ def _entries(pairs: list[tuple[str, str]]) -> list[str]:
             if pair in done or len(group) < 2 or group.keys() != set(range(len(group))):
                 continue
             members = [group[i] for i in range(len(group))]
-            key, source = (_with_index([each[i] for each in members]) for i in (0, 1))
+            key, source = (_with_index([member[i] for member in members]) for i in (0, 1))
             if key and source and done.isdisjoint(members):
                 lines.append(f"**{{{key}: {source} for i in range({len(members)})}}")
                 done.update(members)
@@ -860,22 +879,22 @@ def _entries(pairs: list[tuple[str, str]]) -> list[str]:
 
 
 def _with_index(texts: list[str]) -> str:
-    """The Python of texts that differ by their index alone, with `i` in its place; "" of others."""
+    """The Python of texts that differ only in an index, with `i` for it; "" for other texts."""
     parts = [re.split(r"(\d+)", text) for text in texts]
-    if any(len(each) != len(parts[0]) for each in parts):
+    if any(len(part) != len(parts[0]) for part in parts):
         return ""
     common = list(parts[0])
-    for at, column in enumerate(zip(*parts, strict=True)):
+    for i, column in enumerate(zip(*parts, strict=True)):
         if len(set(column)) > 1:
             if column != tuple(map(str, range(len(texts)))):
                 return ""
-            common[at] = "\0"
+            common[i] = "\0"
     text = re.sub(r"\[((?::, )*)\0\]", r"[\1i]", "".join(common)) if texts[0][:1] != '"' else "".join(common)
-    text = re.sub(r"""(["'])((?:(?!\1).)*\0(?:(?!\1).)*)\1""", lambda found: f"f{found[0]}", text)
+    text = re.sub(r"""(["'])((?:(?!\1).)*\0(?:(?!\1).)*)\1""", lambda quoted: f"f{quoted[0]}", text)
     return "" if re.search(r"[\w)]\0", re.sub(r"f([\"']).*?\1", "", text)) else text.replace("\0", "{i}")
 
 
-# What is tried, in this order: a hypothesis is asked of what those before it did not explain.
+# Each hypothesis gets the rows that those before it did not explain.
 
 Hypothesis = Callable[[Trees, list[int]], dict[int, Hint]]
 HYPOTHESES: tuple[Hypothesis, ...] = (elements, stacked, renamed, elsewhere, same_words)
