@@ -1,4 +1,4 @@
-"""Keep a widget up to date with a run: send it updates, and at the end the final view."""
+"""The live view of a run: its widget's backend, updates to the page, progress, and the final view."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from treeviz.views.widget.widget import TreeWidget
 
 
-# What a live widget asks Python for: the inspector, numbers and key paths of rows, and buckets that it missed.
+# The backend of a live widget
 
 
 class Inspector(Protocol):
-    """What the live view needs of a `GradientInspector`."""
+    """The part of `GradientInspector` that the live view uses."""
 
     name: str
     thresholds: Thresholds
@@ -48,20 +48,20 @@ class Inspector(Protocol):
 
 
 class Panel(Protocol):
-    """What the backend needs of a `LivePanel`."""
+    """The part of `LivePanel` that the backend uses."""
 
     def resend(self) -> None: ...
     def close(self) -> None: ...
 
 
 class LiveBackend:
-    """The backend of a widget that follows an inspector.
+    """Answers the requests of a widget that follows an inspector.
 
     Attributes:
-      view: What the widget shows.
+      view: The view that the widget shows.
 
     Args:
-      inspector: Referred to weakly, since it may hold arrays, which a view must not keep alive.
+      inspector: A weak reference, since a view must not keep the inspector's arrays alive.
     """
 
     def __init__(self, inspector: weakref.ref[Inspector], panel: Panel, view: TreeView) -> None:
@@ -79,36 +79,36 @@ class LiveBackend:
         raise TypeError("live: this widget follows an inspector; treeviz.explore() shows trees.")
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The newest numbers of these rows, by the names of the columns."""
+        """The newest numbers of these rows, by column name."""
         table = self.view.table
         return [{name: table[row][name] for name in table.columns} for row in rows]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
-        """JAX's key paths; of a layer, that of its array."""
+        """JAX's key paths; for a layer, the path of its array."""
         table = self.view.table
         paths = [table.path(row_for_jax(table, row)) for row in rows]
         steps = ([step for key in path for step in steps_of(key.keystr)] for path in paths)
         return [tuple(parse_key(step, otherwise=step) for step in path) for path in steps]
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
-        """The nodes of another tree at the places of the rows."""
+        """The nodes of another tree at the paths of the rows."""
         table = self.view.table
         return [part_of(table, row, follow(tree, self.paths([row])[0], self._occurrences(row))) for row in rows]
 
     def _occurrences(self, row: int) -> list[int]:
-        found = []
+        occurrences = []
         while row > 0:
-            found.append(occurrence(self.view.table, row))
+            occurrences.append(occurrence(self.view.table, row))
             row = int(self.view.table.parent[row])
-        return found[::-1]
+        return occurrences[::-1]
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Answer a request of the page.
 
-        "whole" without a number sends all buckets again, because the page missed some. With a number it does nothing:
-        the page only tests whether Python answers.
+        "whole" without a number resends all buckets, because the page missed some. With a number it does nothing: the
+        page only tests whether Python answers.
         """
         if operation == "whole" and not numbers and not is_cancelled():
             self.panel.resend()
@@ -118,19 +118,19 @@ class LiveBackend:
         self.panel.close()
 
 
-# What is new in a history since the last message, and how often to send: for views that follow a run.
+# What is new in a history since the last message, and how often to send it
 
 MOST_PER_S = 8
-SHARE = 0.02  # of the time, for updates
-MOST_BUCKETS = 16  # of one message
+SHARE = 0.02  # of wall time, for updates
+MOST_BUCKETS = 16  # per message
 MOST_FINDINGS = 50
-_FINDINGS_SHARE = 0.005  # of the time, for the search for findings
-MOST_CURVES, _MOST_POINTS = 6, 128  # scalars, as a page shows them; buckets of each
+_FINDINGS_SHARE = 0.005  # of wall time, to search for findings
+MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per scalar
 _CURVES_SHARE = 0.005
 
 
 class Throttle:
-    """When the next update is due: limits their rate, and the share of the time that they take.
+    """Limits the rate of updates, and the share of the time that they use.
 
     Args:
       clock: In seconds.
@@ -152,12 +152,12 @@ class Throttle:
         return max(0.0, self._due - self._clock())
 
     def spent(self, cost_s: float, n_others: int = 0) -> None:
-        """Record the cost of an update; the next is delayed so that updates use at most `share` of the time.
+        """Record the cost of an update; the next one is delayed so that updates use at most `share` of the time.
 
         The cost is the larger of this one and its running mean.
 
         Args:
-          n_others: How many other throttles divide the same share.
+          n_others: The number of other throttles that use the same share.
         """
         self._cost_s = max(cost_s, (self._cost_s + cost_s) / 2)
         self._due = self._clock() + max(self._least_s, self._cost_s * (n_others + 1) / self._share)
@@ -167,9 +167,9 @@ class Buckets(NamedTuple):
     """Norms of all leaves in k consecutive time buckets.
 
     Attributes:
-      first, until, n: int64[k]: the first and the last step of each bucket, and how many were recorded in it.
+      first, until, n: int64[k]: the first and the last step of each bucket, and its number of recorded steps.
       latest, low, high: float32[k, leaves]: the last, the least and the greatest norm in it.
-      bad: bool[k, leaves]: whether it has a NaN or an infinity.
+      bad: bool[k, leaves]: whether it has a non-finite value.
     """
 
     first: np.ndarray
@@ -186,7 +186,7 @@ class Buckets(NamedTuple):
         return bool((self.n == 1).all())
 
     def buffers(self) -> list[bytes]:
-        """Little-endian bytes: first, until and n as float64; bad as one bit a leaf; then latest (and unless
+        """Little-endian bytes: first, until and n as float64; bad as one bit per leaf; then latest (and unless
         `is_single`, low and high) as float32."""
         norms = (self.latest,) if self.is_single else (self.latest, self.low, self.high)
         return [
@@ -197,22 +197,22 @@ class Buckets(NamedTuple):
 
 
 class NormUpdates:
-    """The norms of a source since the last message. The cost depends on the new steps only, not on the whole run."""
+    """The norms of a source since the last message. The cost depends on the new steps only, not on the run."""
 
     def __init__(self, history: History, source: str) -> None:
         self.source, self._history = source, weakref.ref(history)
         self._n_sent = 0  # steps
 
     def is_of(self, history: History, source: str) -> bool:
-        """Whether it is of this source in this very history; a new run has another one."""
+        """Whether these are the norms of this source in this history object; a new run has another history."""
         return self._history() is history and self.source == source
 
     def skip(self, history: History) -> None:
-        """Skip the steps until now, which the page has already."""
+        """Skip the steps so far, which the page already has."""
         self._n_sent = self._norms(history).n_steps
 
     def take(self, history: History, most: int = MOST_BUCKETS) -> Buckets | None:
-        """The new steps in at most `most` buckets; None: there are none."""
+        """Return the new steps in at most `most` buckets; None if there are none."""
         track = self._norms(history)
         n = track.n_steps - self._n_sent
         if n <= 0:
@@ -225,7 +225,7 @@ class NormUpdates:
         return history.tracks[self.source, "norm"]
 
     def _bad(self, history: History, norms: Timeline, n: int) -> np.ndarray:
-        """bool[k, leaves]: whether each entry has a NaN or an infinity."""
+        """bool[k, leaves]: whether each entry has a non-finite value."""
         track = history.tracks.get((self.source, "nonfinite"))
         bad = np.isinf(norms.high)
         if track is None:
@@ -234,31 +234,31 @@ class NormUpdates:
 
 
 class FindingUpdates:
-    """The findings in a history, and whether they have changed.
+    """Searches a history for findings, and detects whether they changed.
 
-    They are searched at most once a second and for at most 0.5 % of the time, or at once on request.
+    Searches at most once a second and for at most 0.5 % of the time, or at once on request.
 
     Attributes:
-      found: The result of the last search.
-      marks: `[row, step, kind, text, severity]` of those in the main source, at most 50.
+      findings: The result of the last search.
+      marks: `[row, step, kind, text, severity]` of the findings in the main source, at most 50.
 
     Args:
       name: The name of the tree.
-      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
     """
 
     def __init__(self, name: str, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
         self.marks: list[list] = []
         self._name, self._cpu_clock = name, cpu_clock
         self._throttle = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
 
     def poll(self, history: History, thresholds: Thresholds, *, now: bool = False) -> bool:
-        """Search for findings if that is due, or if `now`. Returns whether they differ from those before."""
+        """Search for findings if a search is due, or if `now`. Returns whether they changed."""
         if not (now or self._throttle.is_due()):
             return False
         before, marks = self._cpu_clock(), self.marks
-        self.found = findings(history, thresholds=thresholds)
+        self.findings = findings(history, thresholds=thresholds)
         self._throttle.spent(self._cpu_clock() - before)
         self.marks = self._marks(history)
         return self.marks != marks
@@ -268,24 +268,24 @@ class FindingUpdates:
         leaves = table_of_source(history, source, self._name).measured.tolist()
         return [
             [
-                0 if f.leaf < 0 or is_of_step(f) else leaves[f.leaf],
-                f.first,
-                f.kind,
-                f"{f.sentence} {f.advice}"[:1000],
-                f.severity,
+                0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
+                finding.first,
+                finding.kind,
+                f"{finding.sentence} {finding.advice}"[:1000],
+                finding.severity,
             ]
-            for f in self.found
-            if f.source == source or is_of_step(f)
+            for finding in self.findings
+            if finding.source == source or is_of_step(finding)
         ][:MOST_FINDINGS]
 
 
 class CurveUpdates:
-    """The curves of the first six scalars, whole, in at most 128 buckets each: some 3 kB for each curve.
+    """The complete curves of the first six scalars, in at most 128 buckets each: some 3 kB per curve.
 
-    They are made when there are new values, at most once a second and for at most 0.5 % of the time.
+    They are computed when there are new values, at most once a second and for at most 0.5 % of the time.
 
     Args:
-      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
     """
 
     def __init__(self, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
@@ -294,11 +294,11 @@ class CurveUpdates:
         self._throttle = Throttle(most_per_s=1, share=_CURVES_SHARE, clock=clock)
 
     def skip(self, history: History) -> None:
-        """Skip the values until now, which the page has already."""
+        """Skip the values so far, which the page already has."""
         self._n_sent = history.scalars.n_appended
 
-    def take(self, history: History, found: Sequence[Finding]) -> dict[str, list] | None:
-        """The headers of the curves and their arrays, as `pack_series` makes them; None: nothing is new or due."""
+    def take(self, history: History, findings: Sequence[Finding]) -> dict[str, list] | None:
+        """The headers of the curves and their arrays, as from `pack_series`; None if nothing is new or due."""
         is_new = bool(history.scalars) and self._n_sent != history.scalars.n_appended
         if not is_new or not self._throttle.is_due():
             return None
@@ -309,61 +309,61 @@ class CurveUpdates:
             arrays.append((array * 1).ravel().tolist())
             return len(arrays) - 1
 
-        packed = pack_series(scalar_series(history, found, _MOST_POINTS, MOST_CURVES), add)
+        packed = pack_series(scalar_series(history, findings, _MOST_POINTS, MOST_CURVES), add)
         self._throttle.spent(self._cpu_clock() - before)
         return {"series": packed, "arrays": arrays}
 
 
 def joined(steps: Timeline, bad: np.ndarray, most: int) -> Buckets:
-    """Join neighbours until there are at most `most` buckets."""
-    groups = np.arange(0, len(steps.n), -(-len(steps.n) // most))
-    ends = np.append(groups[1:], len(steps.n)) - 1
-    low, high, latest = merged(steps.low, steps.high, steps.latest, groups)
+    """Merge consecutive steps into at most `most` buckets."""
+    starts = np.arange(0, len(steps.n), -(-len(steps.n) // most))
+    ends = np.append(starts[1:], len(steps.n)) - 1
+    low, high, latest = merged(steps.low, steps.high, steps.latest, starts)
     return Buckets(
-        steps.first[groups],
+        steps.first[starts],
         steps.until[ends],
-        np.add.reduceat(steps.n, groups),
+        np.add.reduceat(steps.n, starts),
         as_float32(latest),
         as_float32(low),
         as_float32(high),
-        np.logical_or.reduceat(bad, groups, axis=0),
+        np.logical_or.reduceat(bad, starts, axis=0),
     )
 
 
-# How far a run is and how fast it goes, from a clock and the steps of a history.
+# The progress and the speed of a run, from a clock and the steps of a history
 
 _RATE_S = 10.0  # over which the speed is measured
 
 
 def checked_total(total: float | None) -> int | None:
-    """The number of steps of a run; None if it is not known.
+    """Return the number of steps of a run; None if it is unknown.
 
     Raises:
-      ValueError: It is no whole number.
+      ValueError: It is not a whole number.
     """
     try:
         if total is None or (int(total) == total and total >= 0):
             return None if total is None else int(total)
-    except (TypeError, ValueError, OverflowError):  # such as of NaN
+    except (TypeError, ValueError, OverflowError):  # int(nan), for example
         pass
     raise ValueError(f"total={total!r}: give the number of steps of the run, such as total=1000, or None.")
 
 
 class Progress:
-    """Progress of a run: `arrive` records each measurement, `count` each reading of steps.
+    """Progress of a run: `arrive` records each measurement, `count` the steps that were read.
 
-    A run begins with the first measurement after `end`. It may `rest`, however long, and go on.
+    A run begins with the first measurement after `end`. It may `rest` for any time and resume.
 
     Args:
-      total: How many steps the loop makes, if known.
+      total: The number of steps of the loop, if known.
       clock: In seconds.
     """
 
     def __init__(self, total: float | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.n_arrived = 0  # measurements
         self._total, self._clock = checked_total(total), clock
-        self._n_finished = 0  # measurements of the runs that have ended
-        self._n_before = 0  # steps, when this run began
+        self._n_finished = 0  # measurements of runs that have ended
+        self._n_before = 0  # steps when this run began
         self._began = self._arrived = clock()
         self._first_step: int | None = None
         self._rests = False
@@ -378,7 +378,7 @@ class Progress:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no measurement has arrived since the run ended, or came to rest."""
+        """Whether no measurement has arrived since the run ended or paused."""
         return self.n_arrived == self._n_finished
 
     @property
@@ -387,22 +387,22 @@ class Progress:
         return self._clock() - self._arrived
 
     def is_ahead(self, steps: Track) -> bool:
-        """Whether steps of this run were read."""
+        """Whether any steps of this run were read."""
         return self._n_new(steps) > 0
 
     def _n_new(self, steps: Track) -> int:
-        """How many steps of this run were read. A tree that has changed since the last run has steps of its own."""
+        """How many steps of this run were read. A tree that changed since the last run has its own track."""
         n = steps.n_steps - self._n_before
         return n if n >= 0 else steps.n_steps
 
-    def begin(self, steps: Track, called: Callable[[int], int] = lambda first: first) -> None:
-        """Record that the first steps of a run were read, or those after a rest.
+    def begin(self, steps: Track, first_called: Callable[[int], int] = lambda first: first) -> None:
+        """Record that the first steps of a run were read, or the first ones after a rest.
 
         Args:
-          called: The number of the first step, which may not be inspected, by that of the first inspected one.
+          first_called: Maps the first inspected step to the first called step, which may not be inspected.
         """
-        first = called(int(steps.newest(self._n_new(steps)).first.min()))
-        # A tree that has changed meanwhile has steps of its own.
+        first = first_called(int(steps.newest(self._n_new(steps)).first.min()))
+        # A tree that changed meanwhile has its own track.
         self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
         self._rests = False
         self._speed.clear()
@@ -418,13 +418,13 @@ class Progress:
         """End the run; later measurements belong to the next one.
 
         Args:
-          n_arrived: The number of measurements in `steps`; by default all that have arrived.
+          n_arrived: The number of measurements in `steps`; by default all that arrived.
         """
         self._n_before, self._rests = steps.n_steps, False
         self._n_finished = self.n_arrived if n_arrived is None else n_arrived
 
     def rest(self, steps: Track, n_arrived: int) -> bool:
-        """Record that nothing comes for a while. Returns whether it ends the run, as if its steps are all done.
+        """Record that the run pauses. Returns whether this ends the run, because all its steps are done.
 
         Args:
           n_arrived: As for `end`.
@@ -439,41 +439,41 @@ class Progress:
         """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.
 
         Args:
-          is_running: Give the rate of the last ten seconds, not of the whole run.
+          is_running: Return the rate of the last ten seconds, not of the whole run.
         """
         until = self._clock() if is_running else self._arrived
         numbers: dict[str, int | float | None] = {"total": self._total, "elapsed": round(until - self._began, 3)}
         if self._speed and self._first_step is not None:
-            (then, at_first), (now, newest) = self._speed[0], self._speed[-1]
+            (began_s, first_step), (ended_s, newest) = self._speed[0], self._speed[-1]
             if not is_running:
-                then, at_first, now = self._began, self._first_step - 1, until
+                began_s, first_step, ended_s = self._began, self._first_step - 1, until
             numbers["step"] = newest
             numbers["done"] = newest - self._first_step + 1
-            if now > then and newest > at_first:
-                numbers["rate"] = (newest - at_first) / (now - then)
+            if ended_s > began_s and newest > first_step:
+                numbers["rate"] = (newest - first_step) / (ended_s - began_s)
         return numbers
 
 
-# The messages to a page that follows a run, and the state that each of them carries.
+# The messages to a page that follows a run
 
-# messages; so often the findings are repeated, for a page that missed them while the kernel was busy
+# in messages; the findings are repeated for a page that missed them while the kernel was busy
 FINDINGS_EVERY = 16
 
 
 class RunMessages:
-    """Makes the messages to a page during a run: first the tree, then new buckets and findings.
+    """Composes the messages to a page during a run: first the tree, then new buckets and findings.
 
     Attributes:
-      progress: How far the run is.
+      progress: The progress of the run.
       state: "waiting" before the first step, "running", and after the run "still", "done" or "stopped".
 
     Args:
       name: The name of the tree.
-      recorder: Referred to weakly, since it holds arrays, which a view must not keep alive.
+      recorder: A weak reference, since a view must not keep the recorder's arrays alive.
       thresholds: The limits beyond which numbers become findings.
-      total: How many steps the loop makes, if known.
-      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
-      first_called: The number of the first call in this run, by the source and the number of the first inspected one.
+      total: The number of steps of the loop, if known.
+      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
+      first_called: Returns the number of the first call in this run, given the source and the first inspected call.
     """
 
     def __init__(
@@ -499,7 +499,7 @@ class RunMessages:
         self._n_bad_leaves = 0
 
     def status(self) -> dict[str, Any]:
-        """The fields that every message has: what the line above the tree shows."""
+        """The fields of every message, which the line above the tree shows."""
         recorder = self._recorder()
         return {
             "sequence": self._sequence,
@@ -511,12 +511,12 @@ class RunMessages:
         }
 
     def can_append(self, history: History) -> bool:
-        """Whether the page has the tree of this run already, and that has not changed."""
+        """Whether the page already has the tree of this run, and its structure has not changed."""
         norms = self._norms
         return self.state == "running" and norms is not None and norms.is_of(history, main_source(history))
 
     def tree_so_far(self, history: History) -> TreeView:
-        """The tree with all steps until now. The next `append` begins after them."""
+        """Return the tree with all steps so far. The next `append` begins after them."""
         source = main_source(history)
         if self._norms is None or not self._norms.is_of(history, source):
             self._norms = NormUpdates(history, source)
@@ -525,7 +525,7 @@ class RunMessages:
             self.state, self._reason = "running", ""
         self._poll_findings(history, now=True)
         self.progress.count(history.last(source)[0])
-        view = running_view(history, self._name, self._findings.found)
+        view = running_view(history, self._name, self._findings.findings)
         self._sequence += 1
         self._norms.skip(history)
         self._curves.skip(history)
@@ -536,7 +536,7 @@ class RunMessages:
         self.progress.begin(history.tracks[source, "norm"], lambda first: self._first_called(source, first))
 
     def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
-        """The message with what is new since the last one, and its buffers. None: nothing is new."""
+        """Return a message with everything new since the last one, and its buffers. None if nothing is new."""
         assert self._norms is not None
         buckets = self._norms.take(history)
         is_worse = False
@@ -545,10 +545,10 @@ class RunMessages:
             n_bad = int(buckets.bad.any(axis=0).sum())
             is_worse, self._n_bad_leaves = n_bad > self._n_bad_leaves, max(n_bad, self._n_bad_leaves)
         has_new_findings = self._poll_findings(history, now=is_worse)
-        curves = self._curves.take(history, self._findings.found)
+        curves = self._curves.take(history, self._findings.findings)
         if buckets is None and curves is None and not has_new_findings:
             return None
-        # An interrupt between here and the sending leaves a gap in the sequence, and the page asks for all buckets.
+        # If an interrupt prevents the sending, the page sees the gap in the sequence and requests all buckets.
         self._sequence += 1
         message = {"op": "append", "n": 0 if buckets is None else len(buckets.n), **self.status()}
         if has_new_findings or self._sequence % FINDINGS_EVERY == 0:
@@ -558,31 +558,31 @@ class RunMessages:
         return message, [] if buckets is None else buckets.buffers()
 
     def end(self, state: str, reason: str = "") -> None:
-        """Record that the run is complete or paused: the final view is sent next."""
+        """Record that the run is complete or paused; the final view is sent next."""
         self._sequence += 1
         self.state, self._reason = state, reason
         self._n_bad_leaves = 0
 
     def _poll_findings(self, history: History, *, now: bool = False) -> bool:
-        """Whether the findings differ from those that were sent."""
+        """Search for findings; return whether they differ from those that were sent."""
         recorder = self._recorder()
         return recorder is not None and self._findings.poll(history, self._thresholds, now=now)
 
 
-QUIET_S = 0.5  # without a new measurement, after which the remaining steps are read and sent
-AT_REST_S = 5.0  # without a new measurement, after which the final view is made
+QUIET_S = 0.5  # without a new measurement, then the remaining steps are read and sent
+AT_REST_S = 5.0  # without a new measurement, then the final view is shown
 _logger = logging.getLogger("treeviz")
 
 
 class LivePanel:
-    """Keeps a widget up to date with an inspector, from whichever thread reads the measurements.
+    """Keeps a widget up to date with an inspector, from any thread that reads measurements.
 
-    The page first shows one line. After the first step it is sent the tree, then buckets of new steps as they are read,
-    and when no more come, or the notebook's cell has run, the final view, which is what a notebook saves.
+    The page first shows one line. After the first step it receives the tree, then buckets of new steps as they are
+    read, and when no more arrive, or the notebook's cell has run, the final view, which the notebook saves.
 
     Args:
-      total: How many steps the loop makes, if known.
-      clock, cpu_clock: In seconds; the second one counts the CPU time of this thread.
+      total: The number of steps of the loop, if known.
+      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
     """
 
     def __init__(
@@ -594,7 +594,7 @@ class LivePanel:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        # Both may hold arrays, which a view must not keep alive.
+        # A view must not keep the arrays of either alive.
         self._inspector, self._recorder = weakref.ref(inspector), weakref.ref(recorder)
         self._reading = recorder.reading
         self._clock, self._cpu_clock = clock, cpu_clock
@@ -619,15 +619,17 @@ class LivePanel:
         self._is_closed = False
 
     def begin(self) -> TreeWidget:
-        """Make the widget, which follows the run from now on."""
-        from treeviz.views.widget.widget import TreeWidget  # imported here, so that other scripts load no widgets
+        """Create the widget, which follows the run from now on."""
+        from treeviz.views.widget.widget import (
+            TreeWidget,
+        )  # imported here, so that other scripts do not load the widget stack
 
         recorder = self._recorder()
         if recorder is None:
             raise ReferenceError("live: the inspector is gone.")
         with self._reading:
             with contextlib.suppress(StopTraining):
-                recorder.flush()  # what was measured before is not of this run
+                recorder.flush()  # earlier measurements are not part of this run
             if recorder.history:
                 self._show_final("still")
                 self._progress.end(recorder.history.tracks[main_source(recorder.history), "norm"])
@@ -655,7 +657,7 @@ class LivePanel:
     # During the run
 
     def send_updates(self) -> None:
-        """Send the page what is new. The caller holds the recorder's lock."""
+        """Send new steps and findings to the page. The caller holds the recorder's lock."""
         recorder, widget = self._recorder(), self._widget
         if recorder is None or not recorder.history or widget is None:
             return
@@ -667,7 +669,7 @@ class LivePanel:
         self._throttle.spent(self._cpu_clock() - before, len(recorder.listeners) - 1)
 
     def resend(self) -> None:
-        """Send the page everything again, since it missed a message."""
+        """Resend everything, since the page missed a message."""
         with self._reading:
             recorder = self._recorder()
             if recorder is None or not recorder.history or self._widget is None:
@@ -683,13 +685,13 @@ class LivePanel:
     # At the end of a run, or when it pauses
 
     def finish(self, state: str = "still", reason: str = "", *, is_over: bool = True) -> None:
-        """Read all that was measured, and show the final view.
+        """Read all measurements, and show the final view.
 
         Args:
-          is_over: The next measurement begins another run, whose steps are counted from one.
+          is_over: The next measurement begins another run, whose steps count from one.
 
         Raises:
-          StopTraining: As `flush` of the inspector may.
+          StopTraining: As from `GradientInspector.flush`.
         """
         recorder = self._recorder()
         if recorder is None or self._is_closed:
@@ -726,14 +728,14 @@ class LivePanel:
         return first if inspector is None else inspector._runs.first_called(source, first, self._calls)
 
     def _show_final(self, state: str, reason: str = "") -> None:
-        """Show what `render` shows."""
+        """Show the view that `render` returns."""
         inspector = self._inspector()
         view = self.backend.view if inspector is None else inspector.render()
         self._messages.end(state, reason)
         self._show(view)
 
     def _tick(self) -> float | None:
-        """Do what is due. Returns the seconds until the next call, or None: the thread may end."""
+        """Read, send and show whatever is due. Returns the seconds until the next call; None ends the thread."""
         quiet_s = self._progress.quiet_s
         with self._reading:
             recorder = self._recorder()
@@ -749,30 +751,30 @@ class LivePanel:
             if wait_s > 0 or len(recorder):
                 return max(wait_s, QUIET_S)
             self._try_to("show the whole run", lambda: self._finish("still", "", is_over=False))
-            return None if self._progress.is_finished else QUIET_S  # more may have arrived meanwhile
+            return None if self._progress.is_finished else QUIET_S  # measurements may have arrived meanwhile
 
     def _after_cell(self, *_: object) -> None:
-        """When a cell has run, show its measurements, so that they are saved with the notebook."""
+        """Show the measurements of a finished cell, so that they are saved with the notebook."""
         is_in_cell, self._in_cell = self._in_cell, False
         if is_in_cell or (not self._progress.is_finished and self._clock() >= self._finish_again):
-            self.finish(is_over=is_in_cell)  # a thread may go on
+            self.finish(is_over=is_in_cell)  # a thread may continue the run
 
-    def _try_to(self, what: str, do: Callable[[], None]) -> None:
-        """Call `do`; log its errors, since a view must not stop a run."""
+    def _try_to(self, action: str, function: Callable[[], None]) -> None:
+        """Call `function`; log its errors, since a view must not stop a run."""
         try:
-            do()
+            function()
         except StopTraining:
             raise
         except Exception as error:
-            _logger.warning("live: could not %s: %s", what, error_text(error))
+            _logger.warning("live: could not %s: %s", action, error_text(error))
 
     def detach(self) -> None:
-        """Stop following the run. The widget stays as it is."""
+        """Stop following the run. The widget keeps its last view."""
         self._is_closed = True
         self._ticker.stop()
         recorder = self._recorder()
         if recorder is not None:
-            recorder.listeners = tuple(each for each in recorder.listeners if each is not self)
+            recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not self)
         shell = shell_of_notebook()
         if shell is not None and self._after_cell in shell.events.callbacks["post_run_cell"]:
             shell.events.unregister("post_run_cell", self._after_cell)

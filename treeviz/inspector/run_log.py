@@ -1,4 +1,4 @@
-"""Tell an experiment logger of the steps of a run, from a thread of its own."""
+"""Log the steps of a run to experiment loggers, from a background thread; the loggers that are supported."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from treeviz.steps.statistics import kind_of, result_kind, sibling_name
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import class_name, error_text, module_name
 
-# How experiment loggers take the numbers of a step. None is imported: each is known by the object that it is given.
+# Adapters of experiment loggers. No library is imported: the object that the user passes identifies it.
 
 
 class Logger(Protocol):
-    """Takes what was measured in a step.
+    """Logs the measurements of a step.
 
     Attributes:
-      every_s: Seconds between two deliveries, at least.
-      takes_newest: Whether of the steps of one delivery it keeps the newest only.
+      every_s: The least number of seconds between two deliveries.
+      takes_newest: Whether it keeps only the newest step of a delivery.
     """
 
     every_s: float
     takes_newest: bool
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
-        """Log numbers and histograms by name: how many values are in [2**k, 2**(k + 1)), for k = `first`, …"""
+        """Log numbers and histograms by name: the counts of values in [2**k, 2**(k + 1)), for k = `first`, …"""
         ...
 
-    def tell(self, finding: Finding) -> None:
-        """Log what went wrong."""
+    def log_finding(self, finding: Finding) -> None:
+        """Log a finding."""
         ...
 
     def flush(self) -> None:
-        """Write what was logged, so that a crash does not lose it."""
+        """Flush the log, so that a crash does not lose it."""
         ...
 
 
 def logger_of(target: Any) -> Logger:
-    """The logger that an object stands for; see `GradientInspector.log_to`.
+    """Return the adapter of a logger; see `GradientInspector.log_to`.
 
     Raises:
-      TypeError: The object is none that is known, and cannot be called.
+      TypeError: The object is not a known logger, and not callable.
     """
     is_module = isinstance(target, ModuleType)
     library = (target.__name__ if is_module else module_name(type(target))).partition(".")[0]
@@ -86,8 +86,8 @@ class _Function:
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         self._target(step, dict(numbers))
 
-    def tell(self, finding: Finding) -> None:
-        pass  # `on_finding` hears of it
+    def log_finding(self, finding: Finding) -> None:
+        pass  # `on_finding` receives it
 
     def flush(self) -> None:
         pass
@@ -98,7 +98,7 @@ class _TensorBoard(_Function):
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         for name, value in numbers.items():
-            if math.isfinite(value) or "/" not in name:  # tensorboardX warns of each, which are as many as leaves
+            if math.isfinite(value) or "/" not in name:  # tensorboardX warns once per non-finite value
                 self._target.add_scalar(name, value, step)
         for name, counts in histograms.items():
             exponents = np.arange(first, first + len(counts)) + 0.5
@@ -114,7 +114,7 @@ class _TensorBoard(_Function):
                 global_step=step,
             )
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         self._target.add_text("findings", str(finding), finding.first)
 
     def flush(self) -> None:
@@ -122,32 +122,32 @@ class _TensorBoard(_Function):
 
 
 class _FlaxTensorBoard(_TensorBoard):
-    """The `SummaryWriter` of `flax.metrics.tensorboard`, which takes no histogram that is counted already."""
+    """The `SummaryWriter` of `flax.metrics.tensorboard`, which does not accept bin counts."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         for name, value in numbers.items():
             self._target.scalar(name, value, step)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         self._target.text("findings", str(finding), finding.first)
 
 
 class _MetricWriter(_TensorBoard):
-    """A `MetricWriter` of clu, which takes no histogram that is counted already."""
+    """A `MetricWriter` of clu, which does not accept bin counts."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         self._target.write_scalars(step, numbers)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         self._target.write_texts(finding.first, {"findings": str(finding)})
 
 
 class _Wandb(_Function):
-    """A run of W&B. As those of `wandb.watch`, the numbers go out with the next row that the user logs.
+    """A run of W&B. As with `wandb.watch`, the numbers are sent with the next row that the user logs.
 
-    W&B drops a row whose step is behind its newest. So the step is a metric of its own, which the others are drawn
-    over, and the user's steps stay what they are. A row has one value of each number, so of the steps since the user's
-    last row the newest is logged.
+    W&B drops a row whose step is before its newest. So the step is a separate metric, the x axis of the others, and the
+    user's steps do not change. A row has one value per number, so only the newest step since the user's last row is
+    logged.
     """
 
     every_s, takes_newest = 0.1, True
@@ -167,7 +167,7 @@ class _Wandb(_Function):
         row = {**numbers, **_histograms("wandb", histograms, first), self._STEP: step}
         self._target.log(row, commit=False)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         level = "ERROR" if finding.severity == "error" else "WARN"
         self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
 
@@ -178,7 +178,7 @@ class _Trackio(_Function):
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         self._target.log({**numbers, **_histograms("trackio", histograms, first)}, step=step)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         levels = sys.modules["trackio"].AlertLevel
         level = levels.ERROR if finding.severity == "error" else levels.WARN
         self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
@@ -194,18 +194,18 @@ class _Aim(_Function):
             distribution = sys.modules["aim"].Distribution(hist=counts, bin_range=(first, first + len(counts)))
             self._target.track(distribution, name=name, step=step)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         (self._target.log_error if finding.severity == "error" else self._target.log_warning)(str(finding))
 
 
 class _MLflow(_Function):
-    """MLflow's module, for the active run, or a run; its names have letters, digits and `_-. /` only."""
+    """MLflow's module, for the active run, or a run; names may contain only letters, digits and `_-. /`."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         named = {re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII): value for name, value in numbers.items()}
         sys.modules["mlflow"].log_metrics(named, step=step, run_id=self._run_id)
 
-    def tell(self, finding: Finding) -> None:
+    def log_finding(self, finding: Finding) -> None:
         client = sys.modules["mlflow"].MlflowClient()
         client.set_tag(self._run_id, f"finding at step {finding.first} {finding.kind}", str(finding)[:5000])
 
@@ -218,10 +218,10 @@ class _MLflow(_Function):
 
 
 def _histograms(library: str, histograms: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
-    """The histograms as objects of a library that takes them as NumPy returns them."""
-    new: Callable = sys.modules[library].Histogram
+    """The histograms as objects of a library that accepts the results of `np.histogram`."""
+    Histogram: Callable = sys.modules[library].Histogram
     return {
-        name: new(np_histogram=(counts, np.arange(first, first + len(counts) + 1)))
+        name: Histogram(np_histogram=(counts, np.arange(first, first + len(counts) + 1)))
         for name, counts in histograms.items()
     }
 
@@ -232,18 +232,18 @@ _LIBRARIES: dict[str, Callable[[Any], Logger]] = {
     "aim": _Aim,
     "mlflow": _MLflow,
 }
-_WRITERS: dict[str, Callable[[Any], Logger]] = {  # by a method that has its name there only
+_WRITERS: dict[str, Callable[[Any], Logger]] = {  # by a method name that is unique to each
     "add_histogram_raw": _TensorBoard,
     "write_scalars": _MetricWriter,
     "scalar": _FlaxTensorBoard,
 }
 
-# What a history has gained since it was last looked at, as numbers with names.
+# The new steps of a history, as numbers by name
 
 
 @dataclass
 class Step:
-    """What was measured in a step, as "grads norm/layers/0/w"; without a path it is of the whole tree.
+    """The measurements of a step by name, such as "grads norm/layers/0/w"; without a path, of the whole tree.
 
     Attributes:
       numbers: Values by name.
@@ -255,21 +255,21 @@ class Step:
 
 
 class NewSteps:
-    """Remembers how much of a history was seen."""
+    """Returns the new steps of a history; remembers how many it has returned."""
 
     def __init__(self) -> None:
         self._run = ""
-        self._n_seen: dict[tuple[str, str], int] = {}
+        self._n_returned: dict[tuple[str, str], int] = {}
         self._paths: dict[str, list[tuple[int, str]]] = {}
 
-    def of(self, history: History) -> dict[int, Step]:
-        """The steps since the last call, by number. Of steps that were merged meanwhile, the last of each bucket.
+    def take_new(self, history: History) -> dict[int, Step]:
+        """Return the steps since the last call, by number; where steps were merged, the last of each bucket.
 
-        Norms and ratios of norms of each leaf and of the whole, "NaN" where a number in it is not finite; how many
-        those are; the largest magnitude. Costs a float and a name for each leaf, statistic and step.
+        Each has norms and ratios of norms per leaf and of the whole tree (NaN if a value is not finite), the number of
+        non-finite values, and the largest magnitude. Costs a float and a name per leaf, statistic and step.
         """
         if history.run != self._run:
-            self._run, self._n_seen, self._paths = history.run, {}, {}
+            self._run, self._n_returned, self._paths = history.run, {}, {}
         steps: dict[int, Step] = {}
         norms: dict[tuple[str, int], np.ndarray] = {}
         for source in history.sources:
@@ -279,11 +279,11 @@ class NewSteps:
             for step, values in self._new(history, source, "norm"):
                 bad = np.maximum(counts.get(step, np.zeros(len(values), np.int64)), 0)
                 norms[source, step] = values = np.where(bad > 0, np.nan, values)
-                self._put(steps, step, history, f"{source} norm", source, values)
+                self._add_norms(steps, step, history, f"{source} norm", source, values)
                 steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
             for step, values in self._new(history, source, "max_abs"):
-                of = steps.setdefault(step, Step()).numbers
-                of[f"{source} max_abs"] = float(np.nanmax(values, initial=-np.inf))
+                numbers = steps.setdefault(step, Step()).numbers
+                numbers[f"{source} max_abs"] = float(np.nanmax(values, initial=-np.inf))
             for step, values in self._new(history, source, "histogram"):
                 histograms = steps.setdefault(step, Step()).histograms
                 histograms |= {f"{source} log2/{path}": values[leaf] for leaf, path in self._leaves(history, source)}
@@ -291,7 +291,7 @@ class NewSteps:
             params = norms.get((sibling_name(source, "params"), step))
             if kind_of(source) == "updates" and params is not None and params.shape == values.shape:
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    self._put(steps, step, history, f"{source} ratio", source, values, params)
+                    self._add_norms(steps, step, history, f"{source} ratio", source, values, params)
         for name, track in history.scalars.tracks.items():
             for step, (value, code) in self._entries(track, (SCALARS, name)):
                 steps.setdefault(step, Step()).numbers[f"{SCALARS}/{name}"] = float(np.nan if code else value)
@@ -302,24 +302,24 @@ class NewSteps:
         if track is not None:
             yield from self._entries(track, (source, statistic))
 
-    def _entries(self, track: Track, of: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
-        n_new = track.n_steps - self._n_seen.get(of, 0)
-        self._n_seen[of] = track.n_steps
-        new: Timeline = track.newest(n_new)
-        values = new.latest if new.total is None else new.total
-        yield from zip(new.until.tolist(), values, strict=True) if n_new else ()
+    def _entries(self, track: Track, key: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
+        n_new = track.n_steps - self._n_returned.get(key, 0)
+        self._n_returned[key] = track.n_steps
+        timeline: Timeline = track.newest(n_new)
+        values = timeline.latest if timeline.total is None else timeline.total
+        yield from zip(timeline.until.tolist(), values, strict=True) if n_new else ()
 
-    def _put(self, steps, step: int, history: History, name: str, source: str, values, by=None) -> None:
+    def _add_norms(self, steps, step: int, history: History, name: str, source: str, values, params=None) -> None:
         leaves = self._leaves(history, source)
         numbers = steps.setdefault(step, Step()).numbers
-        shown = values if by is None else values / by
-        numbers |= {f"{name}/{path}": float(shown[leaf]) for leaf, path in leaves}
-        of = [leaf for leaf, _ in leaves]
-        total = np.linalg.norm(values[of])
-        numbers[name] = float(total if by is None else total / np.linalg.norm(by[of]))
+        leaf_numbers = values if params is None else values / params
+        numbers |= {f"{name}/{path}": float(leaf_numbers[leaf]) for leaf, path in leaves}
+        measured = [leaf for leaf, _ in leaves]
+        total = np.linalg.norm(values[measured])
+        numbers[name] = float(total if params is None else total / np.linalg.norm(params[measured]))
 
     def _leaves(self, history: History, source: str) -> list[tuple[int, str]]:
-        """The number and the path of each leaf that is measured."""
+        """The index and the path of each measured leaf."""
         if source not in self._paths:
             table = table_of_source(history, source, source)
             paths = [table[row].path for row in table.measured.tolist()]
@@ -328,8 +328,8 @@ class NewSteps:
         return self._paths[source]
 
 
-SHARE = 0.05  # of the time, for deliveries that may leave out steps
-LAST_S = 2.0  # for the last delivery, which may leave out steps, too
+SHARE = 0.05  # of wall time, for deliveries that may leave out steps
+LAST_S = 2.0  # for the last delivery, which may also leave out steps
 _logger = logging.getLogger("treeviz")
 
 
@@ -337,8 +337,8 @@ class RunLog:
     """Logs the steps of an inspector until it is closed, or the program ends; see `GradientInspector.log_to`.
 
     Attributes:
-      n_logged: How many steps were logged.
-      n_left_out: How many came faster than the logger takes them, or were refused by it.
+      n_logged: The number of steps that were logged.
+      n_left_out: The number of steps that came too fast for the logger, or that it refused.
     """
 
     def __init__(
@@ -354,11 +354,11 @@ class RunLog:
         if every is not None and every < 1:
             raise ValueError(f"log_to: every={every!r}: give a positive number of steps, or None.")
         self.n_logged = self.n_left_out = 0
-        self._recorder, self._logger, self._new = recorder, logger_of(target), NewSteps()
+        self._recorder, self._logger, self._new_steps = recorder, logger_of(target), NewSteps()
         self._every, self._clock = every, clock
         self._history = recorder.history  # if a new run has begun, the end of this one is logged first
-        self._found: list[Finding] = []
-        self._alarm = Alarm(thresholds, on_finding=self._found.append)
+        self._findings: list[Finding] = []
+        self._alarm = Alarm(thresholds, on_finding=self._findings.append)
         self._sampled = sampled
         if sampled is not None:
             self._alarm.awaits = sampled.explains
@@ -372,7 +372,7 @@ class RunLog:
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def close(self) -> None:
-        """Read and log the steps that are left; waits for those that still run. Close it before its writer."""
+        """Read and log the remaining steps; waits for running ones. Close it before its writer."""
         if os.getpid() != self._process or self._is_closed:
             return
         self._is_closed = True
@@ -401,11 +401,12 @@ class RunLog:
         return max(self._logger.every_s, (self._clock() - began) / SHARE)
 
     def _deliver(self, *, is_last: bool) -> None:
-        """Log what was read since the last time. The logger is called while the run reads on, so it may be slow."""
+        """Log the new steps. The logger is called without the recorder's lock, so it may be slow."""
         with self._delivering:
             with self._recorder.reading:
                 new_steps = [
-                    self._new.of(history) for history in dict.fromkeys((self._history, self._recorder.history))
+                    self._new_steps.take_new(history)
+                    for history in dict.fromkeys((self._history, self._recorder.history))
                 ]
                 if self._history is not self._recorder.history:
                     self._history = self._recorder.history
@@ -415,28 +416,28 @@ class RunLog:
             try:
                 for steps in new_steps:
                     self._log(steps, max(SHARE * (self._clock() - self._delivered), LAST_S if is_last else 0.0))
-                while self._found:
-                    finding = self._found.pop(0)
+                while self._findings:
+                    finding = self._findings.pop(0)
                     if finding.severity != "info":
-                        self._logger.tell(finding)
+                        self._logger.log_finding(finding)
                 self._logger.flush()
-            except Exception as error:  # whatever it is, the run goes on
+            except Exception as error:  # no error of a logger may stop the run
                 if not self._has_warned:
                     _logger.warning("log_to: %s; the run goes on without what it refused.", error_text(error))
                 self._has_warned = True
             self._delivered = self._clock()
 
-    def _log(self, steps: dict[int, Step], room_s: float) -> None:
-        waiting = sorted(step for step in steps if self._every is None or step % self._every == 0)
-        self.n_left_out += len(waiting)  # until they are logged
+    def _log(self, steps: dict[int, Step], budget_s: float) -> None:
+        numbers = sorted(step for step in steps if self._every is None or step % self._every == 0)
+        self.n_left_out += len(numbers)  # until they are logged
         if self._logger.takes_newest:
-            waiting = waiting[-1:]
-        if self._every is None and waiting:
+            numbers = numbers[-1:]
+        if self._every is None and numbers:
             if self._cost_s is None:
-                self._log_step(waiting.pop(0), steps)  # tells what one costs
-            n = min(len(waiting), max(1, int(room_s / max(self._cost_s or 0.0, 1e-6))))
-            waiting = [waiting[-1 - i * len(waiting) // n] for i in reversed(range(n))]
-        for step in waiting:
+                self._log_step(numbers.pop(0), steps)  # measures the cost of one
+            n = min(len(numbers), max(1, int(budget_s / max(self._cost_s or 0.0, 1e-6))))
+            numbers = [numbers[-1 - i * len(numbers) // n] for i in reversed(range(n))]
+        for step in numbers:
             self._log_step(step, steps)
 
     def _log_step(self, step: int, steps: dict[int, Step]) -> None:

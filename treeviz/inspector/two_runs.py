@@ -1,4 +1,4 @@
-"""Two runs side by side: where they part, and the ratio of their norms over the steps."""
+"""Compare two runs: where they diverge, and the ratio of their norms over the steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Parting(NamedTuple):
     """The first step at which norms of two runs differ.
 
     Attributes:
-      step: Or the last of several that were merged.
-      row: In the table of the view: the leaf whose norms differ most.
-      norms: Of that leaf in the first run and in the other; NaN if some of its values are not finite.
-      n_leaves: How many leaves differ at that step.
+      step: The step, or the last of several that were merged.
+      row: The leaf whose norms differ most, as a row of the view's table.
+      norms: That leaf's norms in the first and the second run; NaN if some of its values are not finite.
+      n_leaves: The number of leaves that differ at that step.
     """
 
     step: int
@@ -39,7 +39,7 @@ class TwoRuns(NamedTuple):
 
     Attributes:
       view: The tree with the ratio of the norms, second to first, over the steps.
-      parting: Where norms differ first, in any bit; None if they never do.
+      parting: Where norms first differ, in any bit; None if they never do.
     """
 
     view: TreeView
@@ -47,88 +47,99 @@ class TwoRuns(NamedTuple):
 
 
 def compare_runs(first: History, other: History, names: tuple[str, str]) -> TwoRuns:
-    """Compare the norms of the gradients of two runs, at the steps and leaves that both have.
+    """Compare the gradient norms of two runs, at the steps and leaves that both have.
 
     Args:
-      names: What the runs are called.
+      names: The names of the runs.
 
     Raises:
-      ValueError: They have no leaf, or no step, in common.
+      ValueError: They have no leaf or no step in common.
     """
     sources = main_source(first), main_source(other)
     table = table_of_source(first, sources[0], "grads")
-    of_other = _counterparts(first, other, sources)
-    both = _norms(first, sources[0], list(range(len(of_other)))), _norms(other, sources[1], of_other)
-    spans = [list(zip(line.first.tolist(), line.until.tolist(), strict=True)) for line, _ in both]
-    at = [{span: i for i, span in enumerate(of)} for of in spans]
-    common = [span for span in spans[0] if span in at[1]]
+    counterparts = _counterparts(first, other, sources)
+    runs = _norms(first, sources[0], list(range(len(counterparts)))), _norms(other, sources[1], counterparts)
+    spans = [list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True)) for timeline, _ in runs]
+    span_indices = [{span: i for i, span in enumerate(run_spans)} for run_spans in spans]
+    common = [span for span in spans[0] if span in span_indices[1]]
     if not common:
         raise ValueError(f"{names[0]} and {names[1]} have no step in common")
-    mine, theirs = (norms[[places[span] for span in common]] for (_, norms), places in zip(both, at, strict=True))
+    left, right = (
+        norms[[indices[span] for span in common]] for (_, norms), indices in zip(runs, span_indices, strict=True)
+    )
     starts, stops = (np.array(part, np.int64) for part in zip(*common, strict=True))
     rows = table.measured
-    partings = [_parting(stops, rows, mine, theirs, rtol) for rtol in (0.0, MUCH)]
-    series = _ratio(table, rows, mine, theirs, starts, stops, partings[0], names)
-    lines = _lines(table, partings, names, len(common), int(stops[-1]))
-    lines += _left_out(first, other, sources, sum(leaf >= 0 for leaf in of_other), spans, len(common), names)
+    partings = [_parting(stops, rows, left, right, rtol) for rtol in (0.0, MUCH)]
+    series = _ratio(table, rows, left, right, starts, stops, partings[0], names)
+    headline_lines = _lines(table, partings, names, len(common), int(stops[-1]))
+    headline_lines += _left_out(
+        first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names
+    )
     table = table.with_columns(*size_columns(table))
-    table = table.with_headline(*headline(table), *lines)
+    table = table.with_headline(*headline(table), *headline_lines)
     return TwoRuns(TreeView(table, table.chosen(["elements"]), series=[series]), partings[0])
 
 
 def _counterparts(first: History, other: History, sources: tuple[str, str]) -> list[int]:
-    """The number of each leaf of the first run in the other; -1 where that lacks it."""
-    mine, theirs = first.sources[sources[0]], other.sources[sources[1]]
-    number = {path: i for i, (path, has) in enumerate(zip(theirs.paths, theirs.has_number, strict=True)) if has}
-    of_other = [number.get(path, -1) if has else -1 for path, has in zip(mine.paths, mine.has_number, strict=True)]
-    if max(of_other, default=-1) < 0:
+    """The index in the other run of each leaf of the first; -1 if it is missing there."""
+    left, right = first.sources[sources[0]], other.sources[sources[1]]
+    index = {
+        path: i for i, (path, is_measured) in enumerate(zip(right.paths, right.has_number, strict=True)) if is_measured
+    }
+    counterparts = [
+        index.get(path, -1) if is_measured else -1
+        for path, is_measured in zip(left.paths, left.has_number, strict=True)
+    ]
+    if max(counterparts, default=-1) < 0:
         raise ValueError("the two runs have no measured leaf in common")
-    return of_other
+    return counterparts
 
 
 def _norms(history: History, source: str, leaves: list[int]) -> tuple[Timeline, np.ndarray]:
-    """[entries, leaves]: the norms; infinite where values are not finite, NaN where there is no number."""
-    line = history.values(source, "norm")
-    bad = occurs_in(history.values(source, "nonfinite"), line)
-    norms = np.where(bad, np.inf, line.latest)
-    norms = np.concatenate([norms, np.full((len(norms), 1), np.nan)], axis=1)  # a leaf that is not there
-    return line, norms[:, leaves]
+    """Return the timeline and its norms [entries, leaves]; infinite if values are not finite, NaN if unmeasured."""
+    timeline = history.values(source, "norm")
+    bad = occurs_in(history.values(source, "nonfinite"), timeline)
+    norms = np.where(bad, np.inf, timeline.latest)
+    norms = np.concatenate([norms, np.full((len(norms), 1), np.nan)], axis=1)  # for missing leaves
+    return timeline, norms[:, leaves]
 
 
-def _parting(stops: np.ndarray, rows: np.ndarray, mine: np.ndarray, theirs: np.ndarray, rtol: float) -> Parting | None:
-    known = ~(np.isnan(mine) | np.isnan(theirs))
+def _parting(stops: np.ndarray, rows: np.ndarray, left: np.ndarray, right: np.ndarray, rtol: float) -> Parting | None:
+    known = ~(np.isnan(left) | np.isnan(right))
     with np.errstate(invalid="ignore"):
-        gap = np.abs(mine - theirs) / np.maximum(np.maximum(mine, theirs), np.finfo(np.float64).tiny)
-    gap = np.where(known & (mine != theirs), np.where(np.isnan(gap), 1.0, gap), 0.0)
-    differs = gap > rtol
+        relative = np.abs(left - right) / np.maximum(np.maximum(left, right), np.finfo(np.float64).tiny)
+    relative = np.where(known & (left != right), np.where(np.isnan(relative), 1.0, relative), 0.0)
+    differs = relative > rtol
     steps = np.flatnonzero(differs.any(axis=1))
     if not len(steps):
         return None
     step = int(steps[0])
-    leaf = int(np.argmax(gap[step]))
-    left, right = (float(norms[step, leaf]) if np.isfinite(norms[step, leaf]) else np.nan for norms in (mine, theirs))
-    return Parting(int(stops[step]), int(rows[leaf]), (left, right), int(differs[step].sum()))
+    leaf = int(np.argmax(relative[step]))
+    left_norm, right_norm = (
+        float(norms[step, leaf]) if np.isfinite(norms[step, leaf]) else np.nan for norms in (left, right)
+    )
+    return Parting(int(stops[step]), int(rows[leaf]), (left_norm, right_norm), int(differs[step].sum()))
 
 
 def _ratio(
     table: TreeTable,
     rows: np.ndarray,
-    mine: np.ndarray,
-    theirs: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
     starts: np.ndarray,
     stops: np.ndarray,
     parting: Parting | None,
     names: tuple[str, str],
 ) -> Series:
     bad = np.zeros((len(table), len(stops)), bool)
-    bad[rows] = (np.isinf(mine) | np.isinf(theirs)).T
-    both = ~(np.isnan(mine) | np.isnan(theirs))  # a subtree counts what both have
-    top, bottom = (
-        rolled_norms(table, rows, np.where(both & np.isfinite(norms), norms, np.nan)) for norms in (theirs, mine)
+    bad[rows] = (np.isinf(left) | np.isinf(right)).T
+    known = ~(np.isnan(left) | np.isnan(right))  # a subtree sums what both have
+    numerator, denominator = (
+        rolled_norms(table, rows, np.where(known & np.isfinite(norms), norms, np.nan)) for norms in (right, left)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(top == bottom, np.where(np.isnan(top), np.nan, 1.0), top / bottom)
-    ratio[~np.isfinite(ratio)] = np.nan  # of a norm of zero
+        ratio = np.where(numerator == denominator, np.where(np.isnan(numerator), np.nan, 1.0), numerator / denominator)
+    ratio[~np.isfinite(ratio)] = np.nan  # divided by a zero norm
     series = Series(
         "norm.ratio",
         f"norm, {names[1]} ÷ {names[0]}",
@@ -162,30 +173,30 @@ def _lines(
 def _sentence(table: TreeTable, parting: Parting) -> str:
     left, right = ("not finite" if np.isnan(norm) else f"{norm:.6g}" for norm in parting.norms)
     others = parting.n_leaves - 1
-    more = f", and {others:,} other {'leaf' if others == 1 else 'leaves'}" if others else ""
-    return f"step {parting.step:,}: {table[parting.row].keystr or 'the root'}, norm {left} and {right}{more}"
+    others_text = f", and {others:,} other {'leaf' if others == 1 else 'leaves'}" if others else ""
+    return f"step {parting.step:,}: {table[parting.row].keystr or 'the root'}, norm {left} and {right}{others_text}"
 
 
 def _left_out(
     first: History,
     other: History,
     sources: tuple[str, str],
-    n_both: int,
+    n_common_leaves: int,
     spans: list[list[tuple[int, int]]],
     n_common: int,
     names: tuple[str, str],
 ) -> list[str]:
-    """What only one of them has, or where older steps were merged differently."""
+    """Lines about leaves of one run only, and entries that were merged differently."""
     lines = []
-    n_mine, n_theirs = (
+    n_left, n_right = (
         sum(history.sources[source].has_number) for history, source in zip((first, other), sources, strict=True)
     )
-    for name, n in zip(names, (n_mine - n_both, n_theirs - n_both), strict=True):
+    for name, n in zip(names, (n_left - n_common_leaves, n_right - n_common_leaves), strict=True):
         if n > 0:
             lines.append(f"{n:,} {'leaf' if n == 1 else 'leaves'} of {name} alone")
-    for name, of in zip(names, spans, strict=True):
-        if len(of) > n_common:
-            lines.append(f"{len(of) - n_common:,} entries of {name} without a counterpart were not compared")
+    for name, run_spans in zip(names, spans, strict=True):
+        if len(run_spans) > n_common:
+            lines.append(f"{len(run_spans) - n_common:,} entries of {name} without a counterpart were not compared")
     if section_of(sources[0])[0] != section_of(sources[1])[0]:
         lines.append(f"{sources[0]} of {names[0]}, {sources[1]} of {names[1]}")
     return lines
