@@ -124,7 +124,11 @@ def received_in(step, *args):
         return lambda params, *args: sow("grads", "grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
 
     plan = OptimizerInputs(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
-    return [what.transforms for of in plan.of.values() for what in of.values()], bool(plan.unscaled), bool(plan.clipped)
+    return (
+        [what.transforms for trees in plan.received_by_jaxpr.values() for what in trees.values()],
+        bool(plan.unscaled),
+        bool(plan.clipped),
+    )
 
 
 def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_the_gradient():

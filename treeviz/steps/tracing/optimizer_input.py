@@ -1,8 +1,8 @@
 """Follow the gradients of a program to where the optimizer receives them.
 
-From the sown values, through sums over the axis of a batch or loop, and products with scalars: one that the gradient
-was made with, as a loss scale, or one that is made of the gradient, as its norm. A product with any other number, such
-as a learning rate, may be the optimizer's own, and ends the way.
+The path leads from the sown values through sums over the axis of a batch or loop, and through products with scalars: a
+scalar that the gradient depends on, such as a loss scale, or one computed from the gradient, such as its norm. It ends
+at a product with any other number, such as a learning rate, which may be the optimizer's own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from treeviz.steps.tracing.primitives import (
     sow_p,
 )
 
-# What an optimizer receives of a gradient: a sum over examples or micro-batches, unscaled and clipped.
+# What an optimizer receives: gradients that are summed over examples or micro-batches, unscaled and clipped.
 
 Scale = tuple  # (): 1; ("mul" or "div", scale, scalar); ("select", scalar, scales), where None is 0
 
@@ -47,11 +47,11 @@ UNSCALED, CLIPPED = "unscaled", "clipped or scaled by its norm"
 
 
 class Recomputation(NamedTuple):
-    """Equations that are computed once more.
+    """Equations that are computed a second time.
 
     Attributes:
-      result: The variable that is wanted.
-      outside: For those of an inner jaxpr, what its operands are outside.
+      result: The variable to return.
+      outside: For equations of an inner jaxpr: the outer atom of each of its arguments.
     """
 
     eqns: tuple[Any, ...]
@@ -60,33 +60,33 @@ class Recomputation(NamedTuple):
 
     @property
     def reads(self) -> set[Any]:
-        """The variables outside that are read."""
+        """The outer variables that it reads."""
         made = {v for eqn in self.eqns for v in eqn.outvars}
         atoms = (x for eqn in self.eqns for x in eqn.invars if isinstance(x, Literal) or x not in made)
-        found = (x if isinstance(x, Literal) else self.outside.get(x, x) for x in atoms)
-        return {x for x in found if not isinstance(x, Literal)}
+        recomputed = (x if isinstance(x, Literal) else self.outside.get(x, x) for x in atoms)
+        return {x for x in recomputed if not isinstance(x, Literal)}
 
     def run(self, read: Callable[[Any], Any]) -> Any:
         values: dict[Any, Any] = {}
         for eqn in self.eqns:
             is_made = [not isinstance(x, Literal) and x in values for x in eqn.invars]
             operands = [
-                values[x] if made else read(x if isinstance(x, Literal) else self.outside.get(x, x))
-                for x, made in zip(eqn.invars, is_made, strict=True)
+                values[x] if is_made else read(x if isinstance(x, Literal) else self.outside.get(x, x))
+                for x, is_made in zip(eqn.invars, is_made, strict=True)
             ]
             values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
         return values[self.result]
 
 
 class ScaledGradient(NamedTuple):
-    """A variable that is a gradient, or a sum of it, times scalars.
+    """A variable that is a gradient, or a sum of gradients, times scalars.
 
     Attributes:
       leaf: The number of the value in its tree.
       value: The variable that is scaled.
-      axis: Of the examples or micro-batches in it, which `over` names.
-      n: How many were summed.
-      is_whole: The scale is complete: what is left out is the optimizer's.
+      axis: The axis of the examples or micro-batches, which `over` names.
+      n: The number of summed examples or micro-batches.
+      is_whole: The scale is complete; a factor that it leaves out is the optimizer's.
     """
 
     sown: Sown
@@ -110,14 +110,14 @@ class ScaledGradient(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What is received of a sown tree.
+    """What the optimizer receives for a sown tree.
 
     Attributes:
       values: The variable of each value, before it is scaled.
-      sums: What makes them, where these are sums over an axis or over calls.
-      is_sown: They are the sown values themselves.
-      scale: Of all values.
-      transforms: What was done, in order.
+      sums: The equations that compute each value, if it is a sum over an axis or over calls.
+      is_sown: The values are the sown values themselves.
+      scale: The scale of all values.
+      transforms: What was done to the gradients, in order.
     """
 
     values: tuple[Any, ...]
@@ -128,7 +128,7 @@ class Received:
 
     @property
     def reads(self) -> set[Any]:
-        """The variables that are read for it."""
+        """The variables needed to compute it."""
         of_sums = (x for made in self.sums if made is not None for x in made.reads)
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
@@ -136,7 +136,7 @@ class Received:
         """The values. Sums are recomputed, as `tracing.recompute` explains, from copies if there are any.
 
         Args:
-          copies: Of what is summed, by variable.
+          copies: The copy of each summed variable.
         """
 
         def copied(x: Any) -> Any:
@@ -155,7 +155,7 @@ def _scalars(scale: Scale) -> Iterator[Any]:
 
 
 def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
-    """The number that a scale is: float32."""
+    """The scale as a float32 number."""
     if not scale:
         return jnp.float32(1)
     kind, *operands = scale
@@ -169,7 +169,7 @@ def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
 
 
 def _magnitude(x: Any) -> Any:
-    """Of a complex number; others as they are."""
+    """The magnitude of a complex number; real numbers keep their sign."""
     return (lax.abs(x) if jnp.iscomplexobj(x) else x).astype(jnp.float32)
 
 
@@ -177,16 +177,16 @@ def _scalar(x: Any) -> Any:
     return barrier(lax.stop_gradient(jnp.asarray(x))).reshape(())
 
 
-# Constants that a loss is multiplied with before it is differentiated: a loss scale that is a Python number.
+# Loss scales that are Python numbers: constants that multiply a loss before it is differentiated.
 
 _LEAST = 8.0
 
 
 def _scales(loss: Any, made_by: Mapping[Any, Any]) -> set[float]:
-    """The powers of two, 8 and more, that a loss is multiplied with in its last operations.
+    """The powers of two, 8 or larger, that multiply a loss in its last operations.
 
-    A gradient that is divided by one is exactly that of the loss without it. Other numbers may be the optimizer's own,
-    as the 0.1 that is 1 - b1 of Adam.
+    Dividing a gradient by one of them gives exactly the gradient of the unscaled loss. Other numbers may be the
+    optimizer's own, such as Adam's 1 - b1 = 0.1.
 
     Args:
       made_by: The equation of each variable of the jaxpr.
@@ -195,7 +195,7 @@ def _scales(loss: Any, made_by: Mapping[Any, Any]) -> set[float]:
 
 
 def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
-    """What a scalar is multiplied with by its last operation, by the last two, and so on."""
+    """The factor that the last operation multiplies a scalar by, the factor of the last two operations, and so on."""
     product, products = 1.0, set()
     while not isinstance(atom, Literal) and atom in made_by and atom.aval.shape == ():
         eqn = made_by[atom]
@@ -213,12 +213,12 @@ def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
 
 
 def as_factor(number: Literal) -> float:
-    """A constant as a factor of gradients: of those that are complex, as of their magnitudes."""
+    """A constant as a factor of a gradient's magnitude."""
     return float(abs(number.val) if np.iscomplexobj(number.val) else number.val)
 
 
 def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:
-    """Whether a parameter changes by a variable, which then is a gradient times a learning rate.
+    """Whether a variable is added to a parameter, so that it is a gradient times a learning rate.
 
     Args:
       sowing: The equation that sows the gradients.
@@ -233,14 +233,14 @@ def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:
     )
 
 
-# Means and sums of gradients over several calls of a step, as the state of `optax.MultiSteps` holds them.
+# Means and sums of gradients over several calls of a step, as in the state of `optax.MultiSteps`.
 
 
 class Accumulated(NamedTuple):
-    """What a conditional makes of a gradient and of those of the calls before.
+    """A mean or sum that a conditional computes from a gradient and those of earlier calls.
 
     Attributes:
-      gradient, before: Operands of the conditional.
+      gradient, before: The operands of the conditional: the gradient, and the earlier mean or sum.
       made: The new mean or sum.
       transform: "averaged over the calls so far".
     """
@@ -256,7 +256,7 @@ def accumulated(eqn: Any) -> Iterator[Accumulated]:
     for branch, operands in programs(eqn, eqn.invars):
         jaxpr = open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))
-        known: dict[Any, Any] = {**outside}  # the operand that a variable is, or a difference, or what is divided
+        known: dict[Any, Any] = {**outside}  # a variable -> the operand that it equals, or its "sub" or "div"
         for inner in jaxpr.eqns:
             name = inner.primitive.name
             values = [None if isinstance(x, Literal) else known.get(x) for x in inner.invars]
@@ -272,23 +272,23 @@ def accumulated(eqn: Any) -> Iterator[Accumulated]:
                         transform = "summed over the calls so far"
                 if not any(x is None or isinstance(x, tuple | Literal) for x in (before, gradient)):
                     made = inner.outvars[0]
-                    repeated = Recomputation(tuple(needed(jaxpr, [made]).values()), made, outside)
-                    yield Accumulated(gradient, before, repeated, transform)
+                    recomputed = Recomputation(tuple(needed(jaxpr, [made]).values()), made, outside)
+                    yield Accumulated(gradient, before, recomputed, transform)
 
 
 class OptimizerInputs:
-    """What is received of the gradients of a program.
+    """What the optimizer receives for each gradient of a program.
 
     Attributes:
-      of: By the id of a jaxpr, what is received in it, by what was sown.
-      unscaled: The trees that are unscaled later.
-      scaled: Those whose loss is scaled by a number that is no constant.
-      clipped: Those of which no more is done than to clip them, or to scale them by their norms.
-      scales: Of each tree, the constants that its loss is multiplied with.
+      received_by_jaxpr: For the id of each jaxpr: what the optimizer receives in it, by the sown tree.
+      unscaled: The sown trees that are unscaled later.
+      scaled: The trees whose loss is scaled by a variable, not by a constant.
+      clipped: The trees that are only clipped, or scaled by their norms.
+      scales: For each tree, the constants that multiply its loss.
     """
 
     def __init__(self, jaxpr: Any) -> None:
-        self.of: dict[int, dict[Sown, Received]] = {}
+        self.received_by_jaxpr: dict[int, dict[Sown, Received]] = {}
         self.unscaled: set[Sown] = set()
         self.scaled: set[Sown] = set()
         self.clipped: set[Sown] = set()
@@ -296,11 +296,18 @@ class OptimizerInputs:
         _Level(open_jaxpr(jaxpr), self).follow()
 
     def label_of(self, reaped: Reaped) -> tuple[str, str]:
-        """Which gradient a measured one is, where it is not that which the optimizer receives; and what becomes of it.
+        """How a measured gradient differs from what the optimizer receives; and what is done to it until then.
 
         "of each example, before unscaling" and "unscaled, summed over examples"; each may be empty.
         """
-        text = next((", ".join(of[reaped.tagged].transforms) for of in self.of.values() if reaped.tagged in of), "")
+        text = next(
+            (
+                ", ".join(trees[reaped.tagged].transforms)
+                for trees in self.received_by_jaxpr.values()
+                if reaped.tagged in trees
+            ),
+            "",
+        )
         kinds, parts = {axis.kind for axis in reaped.axes if axis.parts is None}, []
         shares_params = all(set(dims) == {None} for dims in reaped.batched)
         if "member" in kinds and reaped.batched and shares_params:
@@ -321,60 +328,62 @@ class OptimizerInputs:
 class _Level:
     """Follows gradients through one jaxpr."""
 
-    def __init__(self, jaxpr: Jaxpr, plan: OptimizerInputs) -> None:
-        self.jaxpr, self.plan = jaxpr, plan
+    def __init__(self, jaxpr: Jaxpr, inputs: OptimizerInputs) -> None:
+        self.jaxpr, self.inputs = jaxpr, inputs
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self.form_of: dict[Any, ScaledGradient] = {}
-        self.starts: dict[Sown, list[Any]] = {}  # the variables of the values here
-        self.sown: set[Any] = set()  # those of them that are what is sown
-        self.repeated: dict[Any, Recomputation] = {}  # sums that are made in other jaxprs
-        self.sums: dict[Any, tuple[ScaledGradient, Any]] = {}  # of a gradient and another variable
-        self.first: dict[Any, Any] = {}  # of the scalars that are computed alike, as once for each leaf
+        self.gradient_of: dict[Any, ScaledGradient] = {}
+        self.starts: dict[Sown, list[Any]] = {}  # the variables of each tree in this jaxpr
+        self.sown: set[Any] = set()  # variables that are sown values themselves
+        self.recomputed: dict[Any, Recomputation] = {}  # sums that are computed in inner jaxprs
+        self.sums: dict[Any, tuple[ScaledGradient, Any]] = {}  # a gradient plus another variable
+        self.first_equal: dict[
+            Any, Any
+        ] = {}  # a scalar -> the first that is computed in the same way, as for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
-        self.losses: list[Any] = []  # whose gradients come later, the last one's first
+        self.losses: list[Any] = []  # a stack: the gradient of the last loss comes first
 
     def follow(self) -> None:
         for eqn in self.jaxpr.eqns:
             if eqn.primitive is sow_p:
                 self._sow(eqn)
             elif holds_sown(eqn):
-                for variable, form in self._from_inside(eqn):
-                    self._start(variable, form)
-            elif any(not isinstance(x, Literal) and x in self.form_of for x in eqn.invars):
+                for variable, gradient in self._from_inside(eqn):
+                    self._add(variable, gradient)
+            elif any(not isinstance(x, Literal) and x in self.gradient_of for x in eqn.invars):
                 self._step(eqn)
             elif len(eqn.outvars) == 1 and is_scalar(eqn.outvars[0]) and not (eqn.effects or inner_jaxprs(eqn)):
                 operands = [str(x.val) if isinstance(x, Literal) else self.first.get(x, x) for x in eqn.invars]
                 key = (eqn.primitive.name, str(eqn.params), *operands)
                 self.first[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
-        self._plan()
+        self._collect()
 
-    def form(self, atom: Any) -> ScaledGradient | None:
-        return None if isinstance(atom, Literal) else self.form_of.get(atom)
+    def gradient(self, atom: Any) -> ScaledGradient | None:
+        return None if isinstance(atom, Literal) else self.gradient_of.get(atom)
 
-    def _start(self, variable: Any, form: ScaledGradient) -> None:
-        self.form_of[variable] = form._replace(value=variable)
-        if not form.transforms:
+    def _add(self, variable: Any, gradient: ScaledGradient) -> None:
+        self.gradient_of[variable] = gradient._replace(value=variable)
+        if not gradient.transforms:
             self.sown.add(variable)
-        self.starts.setdefault(form.sown, []).append(variable)
+        self.starts.setdefault(gradient.sown, []).append(variable)
 
     def _sow(self, eqn: Any) -> None:
         sown, n = eqn.params["sown"], eqn.params["n"]
         if sown.kind == "loss":
             self.losses.append(eqn.invars[0])
         elif sown.kind == "grads" and self.losses:
-            self.plan.scales[sown] = _scales(self.losses.pop(), self.made_by)
+            self.inputs.scales[sown] = _scales(self.losses.pop(), self.made_by)
         batched = [dims for dims in eqn.params["batched"] if any(dim is not None for dim in dims[:n])]
         if sown.kind in ("tap", "loss") or len(batched) > 1:
             return
         axes = batched[0][:n] if batched and _is_per_example(batched[0], n) else (None,) * n
         if not batched or axes[0] is not None:
             for leaf, (variable, axis) in enumerate(zip(eqn.outvars, axes, strict=True)):
-                self._start(variable, ScaledGradient(sown, leaf, variable, axis=axis, over="examples"))
+                self._add(variable, ScaledGradient(sown, leaf, variable, axis=axis, over="examples"))
 
     def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, ScaledGradient]]:
-        """The results of a call or a loop that are gradients made in it, or sums of them."""
-        levels = [_Level(open_jaxpr(inner), self.plan) for inner in inner_jaxprs(eqn)]
+        """The results of a call or a loop that are gradients computed inside it, or sums of them."""
+        levels = [_Level(open_jaxpr(inner), self.inputs) for inner in inner_jaxprs(eqn)]
         for level in levels:
             level.follow()
         is_scan, inner = eqn.primitive.name == SCAN, levels[0]
@@ -385,115 +394,122 @@ class _Level:
         carry, n = (scan.carry, scan.length) if scan else ((), 1)
         params = [x for e in jaxpr.eqns if e.primitive is sow_p for x in e.invars[e.params["n"] :]]
         if scan and inner.reaches(params, {*carry, *scan.xs}):
-            return  # each step of the loop is one of training
+            return  # each step of the loop is a training step
         for i, (inside, outside) in enumerate(zip(jaxpr.outvars, eqn.outvars, strict=True)):
-            form = inner.form(inside)
+            gradient = inner.gradient(inside)
             if i < len(carry):
                 added, to = inner.sums.get(inside, (None, None)) if not isinstance(inside, Literal) else (None, None)
                 if added is None or to is not carry[i] or added.axis is not None:
                     continue
                 if not inner.reaches(inner.sown_from(added.sown), {to}):
                     yield outside, added._replace(over="micro-batches").summed(outside, n)
-            elif form is not None and form.is_whole and (form.axis is None or not is_scan):
-                form = form._replace(scale=())  # the result is scaled
-                yield outside, form._replace(axis=0, over="micro-batches") if is_scan else form
+            elif gradient is not None and gradient.is_whole and (gradient.axis is None or not is_scan):
+                gradient = gradient._replace(scale=())  # the result is scaled
+                yield outside, gradient._replace(axis=0, over="micro-batches") if is_scan else gradient
 
     def _step(self, eqn: Any) -> None:
         """Follow an equation with a gradient among its operands."""
         name, (first, *rest) = eqn.primitive.name, eqn.invars
-        form, out = self.form(first), eqn.outvars[0]
+        gradient, out = self.gradient(first), eqn.outvars[0]
         if name in SAME_LEAF:
-            found = ((v, self.form(x)) for v, x in zip(eqn.outvars, eqn.invars, strict=False))
-            self.form_of.update((v, f) for v, f in found if f is not None)
-        elif name == "integer_pow" and eqn.params["y"] == 1 and form is not None:
-            self.form_of[out] = form
-        elif name == "reduce_sum" and form is not None and tuple(eqn.params["axes"]) == (form.axis,):
-            self.form_of[out] = form.summed(out, first.aval.shape[form.axis])
+            operands = ((v, self.gradient(x)) for v, x in zip(eqn.outvars, eqn.invars, strict=False))
+            self.gradient_of.update((v, gradient) for v, gradient in operands if gradient is not None)
+        elif name == "integer_pow" and eqn.params["y"] == 1 and gradient is not None:
+            self.gradient_of[out] = gradient
+        elif name == "reduce_sum" and gradient is not None and tuple(eqn.params["axes"]) == (gradient.axis,):
+            self.gradient_of[out] = gradient.summed(out, first.aval.shape[gradient.axis])
         elif name in ("add", "add_any"):
-            for this, other in ((first, rest[0]), (rest[0], first)):
-                gradient = self.form(this)
-                if gradient is not None and self.form(other) is None and not isinstance(other, Literal):
-                    self.sums[out] = gradient, other
+            for operand, other in ((first, rest[0]), (rest[0], first)):
+                summand = self.gradient(operand)
+                if summand is not None and self.gradient(other) is None and not isinstance(other, Literal):
+                    self.sums[out] = summand, other
         elif name in ("mul", "div"):
             self._product(name, out, first, rest[0])
-        elif name == "select_n" or eqn.params.get("name") == "_where":  # of jnp.where: the cases in reverse
+        elif name == "select_n" or eqn.params.get("name") == "_where":  # jnp.where has the cases in reverse
             self._selection(out, first, rest if name == "select_n" else rest[::-1])
         elif name == "dot_general":
             self._weighted_sum(eqn)
         elif name == COND:
             self._accumulated(eqn)
         elif (
-            eqn.params.get("name") == "clip" and form is not None and form.is_whole and not form.transforms
+            eqn.params.get("name") == "clip" and gradient is not None and gradient.is_whole and not gradient.transforms
         ):  # of jnp.clip
-            self.plan.clipped.add(form.sown)
+            self.inputs.clipped.add(gradient.sown)
 
     def _accumulated(self, eqn: Any) -> None:
-        """A mean or sum with what earlier calls have given, which is an argument."""
-        for found in accumulated(eqn):
-            form = self.form(found.gradient)
-            if form is None or not form.is_whole or form.axis is not None or found.before not in self.jaxpr.invars:
+        """Follow a mean or sum with the gradients of earlier calls, which are an argument."""
+        for accumulation in accumulated(eqn):
+            gradient = self.gradient(accumulation.gradient)
+            if (
+                gradient is None
+                or not gradient.is_whole
+                or gradient.axis is not None
+                or accumulation.before not in self.jaxpr.invars
+            ):
                 continue
-            if not self.reaches(self.sown_from(form.sown), {found.before}):  # else it is a parameter
-                transforms = (*form.transforms, found.transform)
-                self.form_of[found.made.result] = form._replace(
-                    value=found.made.result, scale=(), transforms=transforms
+            if not self.reaches(self.sown_from(gradient.sown), {accumulation.before}):  # else it is a parameter
+                transforms = (*gradient.transforms, accumulation.transform)
+                self.gradient_of[accumulation.made.result] = gradient._replace(
+                    value=accumulation.made.result, scale=(), transforms=transforms
                 )
-                self.repeated[found.made.result] = found.made
+                self.recomputed[accumulation.made.result] = accumulation.made
 
     def _weighted_sum(self, eqn: Any) -> None:
-        """A sum over examples, each times a number of its own, as of clipped ones."""
+        """Follow a sum over examples that are weighted, e.g. clipped one by one."""
         for i, (x, contracted, batch) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
-            form, weights = self.form(x), eqn.invars[1 - i]
-            is_over = form is not None and tuple(contracted) == (form.axis,) and not batch
-            if is_over and form is not None and self.form(weights) is None and weights.aval.ndim == 1:
-                self.form_of[eqn.outvars[0]] = self._weighted(form, weights).summed(eqn.outvars[0], 1)
+            gradient, weights = self.gradient(x), eqn.invars[1 - i]
+            is_over = gradient is not None and tuple(contracted) == (gradient.axis,) and not batch
+            if is_over and gradient is not None and self.gradient(weights) is None and weights.aval.ndim == 1:
+                self.gradient_of[eqn.outvars[0]] = self._weighted(gradient, weights).summed(eqn.outvars[0], 1)
 
-    def _weighted(self, form: ScaledGradient, weights: Any) -> ScaledGradient:
-        return form.scaled((), True, CLIPPED if self.depends(weights, form.sown) else "")
+    def _weighted(self, gradient: ScaledGradient, weights: Any) -> ScaledGradient:
+        return gradient.scaled((), True, CLIPPED if self.depends(weights, gradient.sown) else "")
 
     def _product(self, name: str, out: Any, left: Any, right: Any) -> None:
-        form, by = self.form(left), right
-        if form is None and name == "mul":
-            form, by = self.form(right), left
-        if form is None or self.form(by) is not None:
+        gradient, by = self.gradient(left), right
+        if gradient is None and name == "mul":
+            gradient, by = self.gradient(right), left
+        if gradient is None or self.gradient(by) is not None:
             return
         scalar = self.scalar(by)
         if scalar is None:
-            if form.axis is not None and self._is_along(by, form.axis):  # a number for each example
-                self.form_of[out] = self._weighted(form._replace(value=out), by)
+            if gradient.axis is not None and self._is_along(by, gradient.axis):  # a number for each example
+                self.gradient_of[out] = self._weighted(gradient._replace(value=out), by)
         else:
-            transform = self._meaning(name, scalar, form, out)
+            transform = self._transform_of(name, scalar, gradient, out)
             by = as_factor(scalar) if isinstance(scalar, Literal) else scalar
             if transform == "":
-                form = form._replace(transforms=tuple(each.replace("summed", "averaged") for each in form.transforms))
-            self.form_of[out] = form.scaled(
-                (name, form.scale, by), form.is_whole and transform is not None, transform or ""
+                gradient = gradient._replace(
+                    transforms=tuple(each.replace("summed", "averaged") for each in gradient.transforms)
+                )
+            self.gradient_of[out] = gradient.scaled(
+                (name, gradient.scale, by), gradient.is_whole and transform is not None, transform or ""
             )
 
-    def _meaning(self, name: str, scalar: Any, form: ScaledGradient, out: Any) -> str | None:
-        """What a product with a scalar does to a gradient; None if it may be the optimizer's."""
+    def _transform_of(self, name: str, scalar: Any, gradient: ScaledGradient, out: Any) -> str | None:
+        """What a product with a scalar does to a gradient; None if it may be the optimizer's own."""
         if isinstance(scalar, Literal):
             by = as_factor(scalar) if name == "div" else 1 / (as_factor(scalar) or 1)
-            if form.n > 1 and abs(by - form.n) < 1e-3 * form.n:
+            if gradient.n > 1 and abs(by - gradient.n) < 1e-3 * gradient.n:
                 return ""
-            is_scale = by in self.plan.scales.get(form.sown, ())
-            return UNSCALED if is_scale and not is_step_of(self.made_by.get(form.value), out, self.jaxpr) else None
-        if self.depends(scalar, form.sown):
+            is_scale = by in self.inputs.scales.get(gradient.sown, ())
+            return UNSCALED if is_scale and not is_step_of(self.made_by.get(gradient.value), out, self.jaxpr) else None
+        if self.depends(scalar, gradient.sown):
             return CLIPPED
         root, is_inverse = self._root(scalar)
-        made_with = root is not None and self.reaches(self.sown_from(form.sown), {root})
+        made_with = root is not None and self.reaches(self.sown_from(gradient.sown), {root})
         if not made_with or is_inverse != (name == "mul"):
             return None
-        self.plan.scaled.add(form.sown)
+        self.inputs.scaled.add(gradient.sown)
         return UNSCALED
 
     def sown_from(self, sown: Sown) -> list[Any]:
-        """The operands of what makes a tree here."""
-        found = (self.made_by.get(v) for v in self.starts[sown])
-        return [x for eqn in found if eqn is not None for x in eqn.invars]
+        """The operands of the equations that compute a sown tree in this jaxpr."""
+        makers = (self.made_by.get(v) for v in self.starts[sown])
+        return [x for eqn in makers if eqn is not None for x in eqn.invars]
 
     def _root(self, scalar: Any) -> tuple[Any, bool]:
-        """The variable that a scalar is, or is the inverse of."""
+        """The variable that a scalar equals, or is the inverse of; and whether it is the inverse."""
         eqn = self.made_by.get(scalar)
         if eqn is not None and eqn.primitive.name == "div" and isinstance(eqn.invars[0], Literal):
             return self.scalar(eqn.invars[1]), True
@@ -501,28 +517,31 @@ class _Level:
         return (self.scalar(eqn.invars[0]), True) if is_inverse and eqn is not None else (scalar, False)
 
     def _selection(self, out: Any, which: Any, cases: Sequence[Any]) -> None:
-        """One of several scales of a gradient, or zero, by a condition that depends on it."""
-        forms, condition = [self.form(x) for x in cases], self.scalar(which)
-        known = [form for form in forms if form is not None]
-        if condition is None and len(known) == 1 and known[0].is_whole and not known[0].transforms:
-            made, start = (which, *(x for x, form in zip(cases, forms, strict=True) if form is None)), known[0].sown
-            if all(self.reaches([x], {*self.starts[start]}) for x in made):  # of some elements, as of a row
-                self.plan.clipped.add(start)
-        is_zero = [form is not None or self._is_zero(x) for form, x in zip(forms, cases, strict=True)]
-        one = {(form.sown, form.leaf, form.value, form.axis) for form in known}
-        if condition is None or isinstance(condition, Literal) or len(one) != 1 or not all(is_zero):
+        """Follow a choice between scales of one gradient, or zero, by a condition that depends on the gradient."""
+        gradients, condition = [self.gradient(x) for x in cases], self.scalar(which)
+        scaled = [gradient for gradient in gradients if gradient is not None]
+        if condition is None and len(scaled) == 1 and scaled[0].is_whole and not scaled[0].transforms:
+            others, start = (
+                (which, *(x for x, gradient in zip(cases, gradients, strict=True) if gradient is None)),
+                scaled[0].sown,
+            )
+            if all(self.reaches([x], {*self.starts[start]}) for x in others):  # clips some elements, e.g. rows
+                self.inputs.clipped.add(start)
+        is_zero = [gradient is not None or self._is_zero(x) for gradient, x in zip(gradients, cases, strict=True)]
+        sources = {(gradient.sown, gradient.leaf, gradient.value, gradient.axis) for gradient in scaled}
+        if condition is None or isinstance(condition, Literal) or len(sources) != 1 or not all(is_zero):
             return
-        if any(form.is_whole for form in known) and self.depends(condition, known[0].sown):
-            scales = tuple(None if form is None else form.scale for form in forms)
-            whole = next(form for form in known if form.is_whole)
-            self.form_of[out] = whole.scaled(("select", condition, scales), True, CLIPPED)
+        if any(gradient.is_whole for gradient in scaled) and self.depends(condition, scaled[0].sown):
+            scales = tuple(None if gradient is None else gradient.scale for gradient in gradients)
+            whole = next(gradient for gradient in scaled if gradient.is_whole)
+            self.gradient_of[out] = whole.scaled(("select", condition, scales), True, CLIPPED)
 
     def _is_zero(self, atom: Any) -> bool:
         scalar = self.scalar(atom)
         return isinstance(scalar, Literal) and not np.any(scalar.val)
 
     def scalar(self, atom: Any) -> Any:
-        """The scalar that an atom is, or has in all elements; None if it is none."""
+        """The scalar that an atom is, or that all its elements equal; None if there is none."""
         while not isinstance(atom, Literal):
             eqn = self.made_by.get(atom)
             if eqn is None or eqn.primitive.name not in SAME_LEAF | RESHAPES or size_of(eqn.invars[0]) != 1:
@@ -533,7 +552,7 @@ class _Level:
         return atom if isinstance(atom, Literal) else self.first.get(atom, atom)
 
     def _is_along(self, atom: Any, axis: int) -> bool:
-        """Whether an atom varies along one axis alone."""
+        """Whether an atom varies along this axis only."""
         eqn = None if isinstance(atom, Literal) else self.made_by.get(atom)
         if eqn is None or eqn.primitive.name != "broadcast_in_dim":
             return not is_scalar(atom) and size_of(atom) == getattr(atom.aval, "shape", ())[axis]
@@ -541,7 +560,7 @@ class _Level:
         return [to for to, n in zip(eqn.params["broadcast_dimensions"], shape, strict=True) if n > 1] == [axis]
 
     def depends(self, atom: Any, sown: Sown) -> bool:
-        """Whether a variable is made of a sown tree."""
+        """Whether a variable depends on a sown tree."""
         if (atom, sown) not in self._depends:
             self._depends[atom, sown] = self.reaches([atom], {*self.starts[sown]})
         return self._depends[atom, sown]
@@ -549,49 +568,51 @@ class _Level:
     def reaches(self, atoms: Sequence[Any], targets: set[Any]) -> bool:
         waiting, seen = [*atoms], set()
         while waiting:
-            at = waiting.pop()
-            if isinstance(at, Literal) or at in seen:
+            variable = waiting.pop()
+            if isinstance(variable, Literal) or variable in seen:
                 continue
-            if at in targets:
+            if variable in targets:
                 return True
-            seen.add(at)
-            waiting += self.made_by[at].invars if at in self.made_by else ()
+            seen.add(variable)
+            waiting += self.made_by[variable].invars if variable in self.made_by else ()
         return False
 
-    def _plan(self) -> None:
-        last: dict[Sown, dict[int, ScaledGradient]] = {}
-        for form in self.form_of.values():
-            if form.is_whole and form.axis is None:
-                last.setdefault(form.sown, {})[form.leaf] = form
-            if UNSCALED in form.transforms:
-                self.plan.unscaled.add(form.sown)
-        for sown, of_leaf in last.items():
-            if all(form.transforms == (CLIPPED,) for form in of_leaf.values()):
-                self.plan.clipped.add(sown)
+    def _collect(self) -> None:
+        by_tree: dict[Sown, dict[int, ScaledGradient]] = {}
+        for gradient in self.gradient_of.values():
+            if gradient.is_whole and gradient.axis is None:
+                by_tree.setdefault(gradient.sown, {})[gradient.leaf] = gradient
+            if UNSCALED in gradient.transforms:
+                self.inputs.unscaled.add(gradient.sown)
+        for sown, by_leaf in by_tree.items():
+            if all(gradient.transforms == (CLIPPED,) for gradient in by_leaf.values()):
+                self.inputs.clipped.add(sown)
             n = sum(sown.source.has_number)
             (scale, *others), transforms_of_leaves = (
-                {form.scale for form in of_leaf.values()},
-                {f.transforms for f in of_leaf.values()},
+                {gradient.scale for gradient in by_leaf.values()},
+                {f.transforms for f in by_leaf.values()},
             )
             if (
-                len(of_leaf) == n
+                len(by_leaf) == n
                 and not others
                 and len(transforms_of_leaves) == 1
                 and any(transforms := transforms_of_leaves.pop())
             ):
-                values = tuple(of_leaf[leaf].value for leaf in range(n))
+                values = tuple(by_leaf[leaf].value for leaf in range(n))
                 is_sown = self.sown.issuperset(values)
-                for inside in self.plan.of.values():  # what is received is the last
+                for inside in self.inputs.received_by_jaxpr.values():  # the outermost value is the one received
                     inside.pop(sown, None)
                 sums = tuple(self._sum(v) for v in values)
-                self.plan.of.setdefault(id(self.jaxpr), {})[sown] = Received(values, sums, is_sown, scale, transforms)
+                self.inputs.received_by_jaxpr.setdefault(id(self.jaxpr), {})[sown] = Received(
+                    values, sums, is_sown, scale, transforms
+                )
 
     def _sum(self, variable: Any) -> Recomputation | None:
         eqn = self.made_by.get(variable)
         is_sum = eqn is not None and eqn.primitive.name in SUMS
-        return Recomputation((eqn,), variable) if is_sum else self.repeated.get(variable)
+        return Recomputation((eqn,), variable) if is_sum else self.recomputed.get(variable)
 
 
 def _is_per_example(dims: Sequence[int | None], n: int) -> bool:
-    """Whether a `vmap` batches n gradients, and not the parameters that follow."""
+    """Whether a `vmap` batches the n gradients, but not the parameters that follow them."""
     return None not in dims[:n] and set(dims[n:]) == {None}

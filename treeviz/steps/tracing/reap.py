@@ -761,7 +761,7 @@ def _measured_of(plan: OptimizerInputs, with_params: bool) -> dict[int, dict[Sow
     """What is received of the gradients, by jaxpr: one that is clipped alone, if updates are measured."""
     return {
         jaxpr: {sown: what for sown, what in found.items() if with_params or what.transforms != (CLIPPED,)}
-        for jaxpr, found in plan.of.items()
+        for jaxpr, found in plan.received_by_jaxpr.items()
     }
 
 
