@@ -353,9 +353,9 @@ class _Level:
             elif any(not isinstance(x, Literal) and x in self.gradient_of for x in eqn.invars):
                 self._step(eqn)
             elif len(eqn.outvars) == 1 and is_scalar(eqn.outvars[0]) and not (eqn.effects or inner_jaxprs(eqn)):
-                operands = [str(x.val) if isinstance(x, Literal) else self.first.get(x, x) for x in eqn.invars]
+                operands = [str(x.val) if isinstance(x, Literal) else self.first_equal.get(x, x) for x in eqn.invars]
                 key = (eqn.primitive.name, str(eqn.params), *operands)
-                self.first[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
+                self.first_equal[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
         self._collect()
 
     def gradient(self, atom: Any) -> ScaledGradient | None:
@@ -549,7 +549,7 @@ class _Level:
             atom = eqn.invars[eqn.outvars.index(atom)]
         if not is_scalar(atom):
             return None
-        return atom if isinstance(atom, Literal) else self.first.get(atom, atom)
+        return atom if isinstance(atom, Literal) else self.first_equal.get(atom, atom)
 
     def _is_along(self, atom: Any, axis: int) -> bool:
         """Whether an atom varies along this axis only."""
