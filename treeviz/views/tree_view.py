@@ -1,4 +1,4 @@
-"""TreeView: the result of `render`, which displays itself in notebooks, terminals and files."""
+"""TreeView: the result of `render`, which displays itself in notebooks, terminals, files and treescope."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from treeviz.views.view import Content, View, open_page, publish, shell_of_noteb
 if TYPE_CHECKING:
     from treeviz.views.picture.draw import Picture
 
-# A tree view inside the output of treescope: a foldable box.
+# A tree view inside the output of treescope: a foldable box
 
-# Pixels. treescope sizes its frame by the content, which therefore needs a fixed size.
+# Pixels. treescope sizes its frame by the content, so the content needs a fixed size.
 WIDTH, MIN_HEIGHT, MAX_HEIGHT = 960, 320, 600
 _HEAD, _ROW = 110, 22
 
 
 def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
-    """What `__treescope_repr__` returns: NotImplemented if treescope has moved what it is made of.
+    """The result of `__treescope_repr__`; NotImplemented if this version of treescope lacks a part that it needs.
 
     Args:
-      name: What is shown: "TreeView".
+      name: The name of the class: "TreeView".
       summary: The text of the foldable line.
-      n_rows: The number of rows of the tree, for the height of the box.
+      n_rows: The number of rows of the tree, which determines the height of the box.
       fragment: The HTML of the view.
       lines: The view as text, for treescope's text output.
       path: treescope's path of the object, or None.
@@ -59,13 +59,13 @@ def _box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[st
     )
 
 
-MAX_ROWS = 60  # in a terminal, a table of Markdown, a diagram
+MAX_ROWS = 60  # in a terminal, a Markdown table, a diagram
 
 
 class TreeView(View):
     """A snapshot of a pytree: a page in a notebook, text in a terminal, a file on request.
 
-    It does not follow changes of the tree, and keeps no array alive.
+    It does not change when the tree changes, and keeps no references to arrays.
 
         view = treeviz.render({"w": jnp.ones((3, 4))})
         view.save("tree.html")
@@ -73,23 +73,24 @@ class TreeView(View):
 
     Attributes:
       table: The `TreeTable` with one row for each node.
-      columns: The columns that are shown at first.
-      depth: How many levels are open at first; None: as many as fit.
-      whole: Put all rows and columns into a page, whatever its size.
-      values: What shows the values of some rows, by row number: HTML documents, mostly; see `View`.
-      series: How values of the rows changed over the steps.
-      histograms: How the values inside the rows were distributed over the steps; shown only with series.
-      scalars: Series of one row, which stand above the rows of a page with series.
+      columns: The columns to show first.
+      depth: The number of levels that are open at first; None: as many as fit.
+      whole: Put all rows and columns into a page of any size.
+      values: Displays of the values of some rows, by row number, usually HTML documents; see `View`.
+      series: Values of the rows over the steps.
+      histograms: Distributions of the values inside the rows over the steps; shown only with series.
+      scalars: Series of one row, shown above the rows of a page with series.
     """
 
     def find(self, query: str) -> list[Row]:
-        """The rows that match a query, as in the search box; see `TreeTable.find`."""
+        """The rows that match a query of the search box; see `TreeTable.find`."""
         return self.table.find(query)
 
     def html(self) -> str:
-        """The tree as a self-contained HTML document, which needs no network.
+        """The tree as a self-contained HTML document that works offline.
 
-        It is UTF-8: `view.save("tree.html")` writes it so; `Path.write_text` on Windows needs `encoding="utf-8"`.
+        Its encoding is UTF-8, which `view.save("tree.html")` uses. `Path.write_text` on Windows needs
+        `encoding="utf-8"`.
         """
         return page(self)
 
@@ -105,24 +106,25 @@ class TreeView(View):
         """The tree as aligned text.
 
         Args:
-          max_rows: The most rows: those with a finding, NaN or an error, the largest leaf, then the first ones of every
-            subtree. None: all.
-          width: The most columns of a line: names come first, columns that do not fit are left out. None: no limit.
+          max_rows: The maximum number of rows: first those with a finding, NaN or an error, then the largest leaf, then
+            the first rows of every subtree. None: all rows.
+          width: The maximum width of a line: names have priority, and columns that do not fit are left out. None: no
+            limit.
           color: Write ANSI colours.
-          fold: Show three or more siblings that are alike, such as layers, as one row: `[0…79] ×80`. Below it stands
-            one of them, with the range of every number over all; those with a finding, NaN or an error have rows of
-            their own. False: every row.
-          budget: The most characters, for a program or a model that reads: the most telling rows, in the order of
-            `max_rows`, so many as fit. The headline with its caveats and the root are there in any case.
+          fold: Collapse three or more identical siblings, such as layers, into one row: `[0…79] ×80`. One of them is
+            shown below it, with the range of every number over all of them. Siblings with a finding, NaN or an error
+            keep their own rows. False: show every row.
+          budget: The maximum number of characters, for a program or a language model: as many rows as fit, in the
+            order of `max_rows`. The headline with its caveats and the root are always included.
 
-        A log line, a prompt:
+        For a log line or a prompt:
 
             treeviz.render({"w": jnp.ones((3, 4))}).text(budget=2000)
         """
         return text(self.brief, max_rows=max_rows, width=width, color=color, fold=fold, budget=budget)
 
     def lines(self, width: int | None = None) -> Iterator[str]:
-        """The lines of `text(width=width, fold=False)`, one after the other: 100,000 leaves would take 60 MB."""
+        """Iterate over the lines of `text(width=width, fold=False)`, which takes 60 MB for 100,000 leaves."""
         return lines(self.brief, width)
 
     def json(self) -> str:
@@ -132,12 +134,12 @@ class TreeView(View):
         return to_json(self)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """A dict for each row, depth first: its path, type, shape, dtype, sizes, and the value of each column.
+        """One dict per row, depth first: path, type, shape, dtype, sizes, and the value of each column.
 
             import pandas
             pandas.DataFrame(treeviz.render({"w": jnp.ones((3, 4))}, stats=True).to_records())
 
-        A node's values are those of all below it: its "elements" are their sum. A missing value is NaN. Polars takes
+        A node's values cover everything below it: its "elements" are a sum. Missing values are NaN. Polars accepts
         the same list.
         """
         from treeviz.views.exports import to_records
@@ -145,17 +147,18 @@ class TreeView(View):
         return to_records(self)
 
     def to_pandas(self, series: str | None = None) -> Any:
-        """The same as a `pandas.DataFrame`; or a series of the view, in a row for each node and step.
+        """`to_records()` as a `pandas.DataFrame`; or a series of the view, with one row per node and step.
 
             treeviz.render({"w": jnp.ones((3, 4))}).to_pandas().set_index("path")
 
         Args:
-          series: One of `view.series`, as "grads.norm". The columns are "first_step", "step", "path" (as categories),
-            "value", the last of these steps, "low" and "high" in them, and whether a number was "nonfinite".
+          series: The name of one of `view.series`, such as "grads.norm". The columns are "first_step" and "step" (the
+            range of steps), "path" (categorical), "value" (of the last step), "low" and "high" (within the range), and
+            "nonfinite" (whether a number was NaN or infinite).
 
         Raises:
           ImportError: pandas is not installed.
-          LookupError: The view has no such series.
+          LookupError: The view does not have this series.
         """
         from treeviz.tree.frame import data_frame
         from treeviz.views.exports import to_frame
@@ -163,7 +166,7 @@ class TreeView(View):
         return data_frame(to_frame(self, series))
 
     def markdown(self, max_rows: int = MAX_ROWS) -> str:
-        """The first rows as a table of Markdown, for a report or a pull request.
+        """The first rows as a Markdown table, for a report or a pull request.
 
         treeviz.render({"w": jnp.ones((3, 4))}).markdown()
         """
@@ -172,7 +175,7 @@ class TreeView(View):
         return markdown(self.brief, max_rows)
 
     def mermaid(self, max_rows: int = MAX_ROWS) -> str:
-        """The first rows as a diagram of Mermaid, which GitHub draws between ```mermaid and ```.
+        """The first rows as a Mermaid diagram, which GitHub draws between ```mermaid and ```.
 
         treeviz.render({"w": jnp.ones((3, 4))}).mermaid()
         """
@@ -194,25 +197,25 @@ class TreeView(View):
     def save(self, path: str | Path, *, width: str | None = None) -> Path:
         """Write the tree to a file, and return its path.
 
-        The suffix chooses the format: `.html` a page that works offline, `.txt` all rows as text, `.json` all rows for
-        programs, `.svg` and `.png` a picture of the first rows (`.png` needs matplotlib), `.md` and `.mmd` the same as
-        a table of Markdown and a diagram of Mermaid.
+        The suffix selects the format: `.html` is a page that works offline, `.txt` all rows as text, `.json` all rows
+        for programs. The first rows are a picture in `.svg` and `.png` (which needs matplotlib), a Markdown table in
+        `.md`, and a Mermaid diagram in `.mmd`.
 
-        The write is atomic: on an error the previous file is unchanged. A picture says in words what is to be seen, as
-        title and description, and beside the rows of a run it has a heat map.
+        The write is atomic: on an error the previous file is unchanged. A picture has a title and a description for
+        screen readers, and a heat map next to the rows of a run.
 
         Args:
-          width: Of a picture on paper, as "84mm" or "3.3in": text is 7 points high, and columns that do not fit are
-            left out.
+          width: The width of a picture on paper, such as "84mm" or "3.3in": text is 7 points high, and columns that do
+            not fit are left out.
 
         Raises:
-          ValueError: Any other suffix, or a width that is none.
+          ValueError: The suffix is unknown, or the width is invalid.
           ImportError: The suffix is `.png`, and matplotlib is not installed.
         """
         return write(Path(path), self.outputs(width))
 
     def outputs(self, width: str | None = None) -> dict[str, Callable[[], Content]]:
-        """What `save` writes, by suffix."""
+        """The functions that make the content that `save` writes, by suffix."""
         return {
             ".html": self.html,
             ".txt": lambda: (f"{line}\n" for line in self.lines()),
@@ -224,10 +227,10 @@ class TreeView(View):
         }
 
     def show(self) -> Path | None:
-        """Show the tree below the cell of a notebook, or from a script in the browser.
+        """Show the tree below the notebook cell, or in a script, in the browser.
 
         Returns:
-          The path of the page, or None in a notebook. Without a browser, as over ssh, the path is printed.
+          The path of the page, or None in a notebook. Without a browser, such as over ssh, the path is printed.
         """
         if shell_of_notebook() is None:
             return open_page(self.table.name, self.html)
@@ -236,7 +239,7 @@ class TreeView(View):
 
     @computed_once
     def packed(self) -> bytes:
-        """The tree as the front end reads it; see `treeviz.views.html.payload.pack`."""
+        """The tree in the format of the front end; see `treeviz.views.html.payload.pack`."""
         return pack(self)
 
     def fallback(self, token: str) -> str:
@@ -262,11 +265,11 @@ class TreeView(View):
         return box(type(self).__name__, self.title, len(self.table), self._fragment, lines, path)
 
     def __repr__(self) -> str:
-        """The first rows in the width of the terminal, in colour if it has colours."""
+        """The first rows in the terminal's width, coloured if the terminal supports it."""
         return self._first_rows(color=terminal_color(sys.stdout))
 
     def _displayed_text(self) -> str:
-        """The same, but never coloured in a notebook, which stores it: ipykernel sets FORCE_COLOR."""
+        """The first rows as text, never coloured in a notebook, which stores it: ipykernel sets FORCE_COLOR."""
         return self._first_rows(color=shell_of_notebook() is None and terminal_color(sys.stdout))
 
     def _first_rows(self, *, color: bool) -> str:

@@ -1,4 +1,4 @@
-"""View: a table and what to show of it. Every output is a function of one."""
+"""View: a table with the options of its display; the shell that displays it; and writing files and opening pages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from treeviz.tree.table import TreeTable
 
 @dataclass(frozen=True, eq=False, repr=False)
 class View:
-    """A table and what to show of it.
+    """A table with the options of its display. Every output is a function of a view.
 
     Attributes:
       table: One row for each node.
-      columns: The columns to show at first, in this order. The page offers the table's other columns, too.
-      depth: How many levels are open at first; None: as many as fit.
-      whole: Put all rows and columns into a page, whatever its size.
-      values: What shows the values of some rows, by row number: HTML documents, which the page runs in a sandbox, or
-        drawings of `treeviz.analysis.details.drawing`, which it draws itself.
-      series: How values of the rows changed over the steps. A series without a step is left out.
-      histograms: How the values inside the rows were distributed over the steps; shown only with series.
-      scalars: Series of one row, which stand above the rows of a page with series.
-      diff: What a page of differences between trees shows besides the rows; see `treeviz.differ`.
+      columns: The columns to show first, in this order. The page also offers the table's other columns.
+      depth: The number of levels that are open at first; None: as many as fit.
+      whole: Put all rows and columns into a page of any size.
+      values: Displays of the values of some rows, by row number: HTML documents, which the page runs in a sandbox, or
+        drawings of `treeviz.analysis.details.drawing`, which the page draws itself.
+      series: Values of the rows over the steps. A series without steps is left out.
+      histograms: Distributions of the values inside the rows over the steps; shown only with series.
+      scalars: Series of one row, shown above the rows of a page with series.
+      diff: Additional contents of a page that compares trees; see `treeviz.differ`.
     """
 
     table: TreeTable
@@ -54,16 +54,16 @@ class View:
 
     @property
     def brief(self) -> View:
-        """What texts, pictures and the static rows of a page show of it."""
+        """The view that texts, pictures and the static rows of a page show."""
         return self
 
     @property
     def part(self) -> str:
-        """The part of the front end that its page needs besides the tree: "series", "diff", "values" or "drawn".
+        """The front end that its page needs in addition to the tree: "series", "diff", "values" or "drawn".
 
-        "" for none. Findings are shown by what shows differences, which "drawn" includes.
+        "" for none. The front end of differences also shows findings, and "drawn" includes it.
         """
-        if any(not isinstance(each, str) for each in (self.values or {}).values()):
+        if any(not isinstance(shown, str) for shown in (self.values or {}).values()):
             return "drawn"
         has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
         if self.series or self.diff is not None or has_findings:
@@ -76,8 +76,8 @@ class View:
         return "values" if has_values or self.values else ""
 
     @property
-    def columns_beside(self) -> tuple[Column, ...]:
-        """The columns, but that of the last values of the first series, which stand beside its sparklines."""
+    def columns_without_last_value(self) -> tuple[Column, ...]:
+        """The columns without the last values of the first series, which are shown next to its sparklines."""
         source, _, statistic = self.series[0].name.rpartition(".") if self.series else ("", "", "")
         return tuple(column for column in self.columns if not source or column.name != f"{source}_{statistic}")
 
@@ -87,17 +87,17 @@ class View:
         return " · ".join((self.table.name, *self.table.headline))
 
 
-# Whether this process is a notebook, IPython in a terminal, or neither. Never imports IPython.
+# The IPython shell of a notebook or terminal, if any; IPython is never imported
 
 
 def shell_of_notebook() -> Any | None:
-    """The IPython shell if it runs in a kernel, so that outputs appear below a cell; else None."""
+    """The IPython shell if it runs in a kernel, so that outputs appear below a cell; otherwise None."""
     shell = ipython_shell()
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def shows_html() -> bool:
-    """Whether HTML is displayed; IPython in a terminal shows only text."""
+    """Whether HTML is displayed. IPython in a terminal shows only text."""
     formatter = getattr(ipython_shell(), "display_formatter", None)
     return "text/html" in getattr(formatter, "active_types", ["text/html"])
 
@@ -105,7 +105,7 @@ def shows_html() -> bool:
 def publish(
     data: Mapping[str, Any], metadata: Mapping[str, Any], *, display_id: str | None = None, update: bool = False
 ) -> None:
-    """Send a MIME bundle to the running cell; with `update`, to the output that has this `display_id`."""
+    """Send a MIME bundle to the running cell, or with `update` to the output with this `display_id`."""
     shell = ipython_shell()
     if shell is not None:
         transient = {"display_id": display_id} if display_id else {}
@@ -117,16 +117,16 @@ def outputs_share_a_page() -> bool:
     return "google.colab" not in sys.modules
 
 
-# Write content to a file, or open it in the browser.
+# Write content to a file, or open it in the browser
 
-# What pandas writes, and how.
+# pandas writes these formats.
 _TABLES = {
     ".csv": "to_csv({!r})",
     ".feather": "to_feather({!r})",
     ".jsonl": "to_json({!r}, orient='records', lines=True)",
     ".parquet": "to_parquet({!r})",
 }
-Content = str | bytes | Iterable[str]  # parts, as of a text that is too long to be made at once
+Content = str | bytes | Iterable[str]  # parts, for a text too long to hold at once
 
 
 def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
@@ -135,10 +135,10 @@ def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
     The write is atomic: on an error the previous file is unchanged. A symbolic link is followed.
 
     Args:
-      makers: For each suffix (".html") a function that returns the content; text is encoded as UTF-8.
+      makers: A function that returns the content, for each suffix (".html"). Text is encoded as UTF-8.
 
     Raises:
-      ValueError: `makers` has no such suffix.
+      ValueError: `makers` lacks the suffix.
       OSError: The file cannot be written.
     """
     suffix = path.suffix.lower()
@@ -157,7 +157,7 @@ def write(path: Path, makers: Mapping[str, Callable[[], Content]]) -> Path:
 def open_page(name: str, html: Callable[[], str]) -> Path:
     """Write a page to a new temporary folder, open it in the browser, and return its path.
 
-    The folder is not deleted, since the browser may read the page later. Over ssh, or without a display, the path is
+    The folder is not deleted, since the browser may read the page later. Over ssh or without a display, the path is
     printed instead.
     """
     import webbrowser
@@ -191,6 +191,6 @@ def _replace(path: Path, parts: Iterable[str | bytes]) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # what was asked for
+            error.filename = str(path)  # the path that the user gave
         temporary.unlink(missing_ok=True)
         raise

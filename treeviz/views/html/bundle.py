@@ -1,8 +1,8 @@
 """Join the modules of `assets/` and their stylesheets into one ES module.
 
-A bundle holds its entry modules and all that they import, each after its imports, and the stylesheets of the folders
-that the modules come from. A checkout joins them when they are asked for. `.hatch_build.py` minifies the bundles of a
-wheel, whose pages are a fifth smaller.
+A bundle holds its entry modules and all modules that they import, each after its imports, and the stylesheets in the
+folders of these modules. A checkout joins them on demand. `.hatch_build.py` minifies the bundles of a wheel, which
+makes pages a fifth smaller.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from posixpath import dirname, join, normpath
 
 _ASSETS = Path(__file__).with_name("assets")
-# No module imports those that register themselves in `additions` of view.js: they are entries, too.
+# Modules that register themselves in `additions` of view.js are entries, too, since nothing imports them.
 _TREE = ("tree/mount.js",)
 _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
 _DIFF = (*_VALUES, "findings/findings.js", "diff/diff.js")
-_DRAWN = (*_DIFF, "drawn/drawing.js")  # where treescope cannot draw
-# Of the front end of a page, by `View.part`.
+_DRAWN = (*_DIFF, "drawn/drawing.js")  # for values that treescope cannot draw
+# The entry modules of a page, by `View.part`.
 PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF, "drawn": _DRAWN}
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _EXPORTS = ("export function mount(", "export default ")
@@ -35,22 +35,22 @@ def module_text(part: str = "") -> str:
     """The front end as one ES module that exports `mount`.
 
     Args:
-      part: Include what a page with "values" needs: histograms, bars of norms, numbers side by side; with "series":
-        also sparklines, the heat map and charts; with "diff": what differences and findings need; with "drawn": that
-        and the drawings of values that treescope cannot draw.
+      part: What to add to the tree. "values": histograms, bars of norms, numbers side by side. "series": these,
+        sparklines, the heat map and charts. "diff": values, differences and findings. "drawn": all of "diff", and
+        drawings of values that treescope cannot draw.
     """
     return _joined(PARTS[part])
 
 
 @cache
 def widget_module_text() -> str:
-    """The explorer as one ES module, whose default export is an anywidget."""
+    """The explorer as one ES module; the default export is an anywidget."""
     return _joined(_WIDGET)
 
 
 @cache
 def packed_widget_module() -> str:
-    """A module that unpacks and exports the explorer. Every widget sends it."""
+    """A module that unpacks and exports the explorer; every widget sends it."""
     return f"const PACKED = {json.dumps(packed_text('widget'))};\n{script('widget_loader')}"
 
 
@@ -58,7 +58,7 @@ BUNDLES = (*PARTS, "widget", "page_loader", "widget_loader", "fallback")
 
 
 def readable(bundle: str) -> str:
-    """One of `BUNDLES` as the assets are now; that of a page is a script that leaves no names behind."""
+    """One of `BUNDLES`, from the assets in this checkout. A page's bundle is a script that defines no global names."""
     if bundle == "widget":
         return widget_module_text()
     if bundle not in PARTS:
@@ -69,7 +69,7 @@ def readable(bundle: str) -> str:
 
 @cache
 def deflated(bundle: str) -> bytes:
-    """A bundle as the wheel has it, or else as the assets are now."""
+    """A bundle, deflated: the wheel's file, or else joined from the assets."""
     try:
         return packed_file(bundle).read_bytes()
     except OSError:
@@ -78,13 +78,13 @@ def deflated(bundle: str) -> bytes:
 
 
 def packed_file(bundle: str) -> Path:
-    """Where a wheel has what `.hatch_build.py` makes of a bundle."""
+    """The file in a wheel that `.hatch_build.py` writes for a bundle."""
     return _ASSETS / "packed" / f"{bundle or 'tree'}.deflated"
 
 
 @cache
 def packed_text(bundle: str) -> str:
-    """A bundle in base64, as the loaders unpack it."""
+    """A deflated bundle in base64, for the loaders."""
     return b64encode(deflated(bundle)).decode()
 
 
@@ -95,20 +95,20 @@ def script(bundle: str) -> str:
 
 
 def modules_in_order(entries: Sequence[str], assets: Path = _ASSETS) -> list[str]:
-    """The entries and all that they import, each after its imports: a depth-first walk in post-order.
+    """The entries and all modules that they import, each after its imports (depth-first, post-order).
 
     Raises:
       ValueError: An import cycle.
     """
     order: dict[str, None] = {}
 
-    def visit(name: str, above: tuple[str, ...]) -> None:
-        if name in above:
-            raise ValueError(f"modules import each other: {' -> '.join((*above[above.index(name) :], name))}")
+    def visit(name: str, importers: tuple[str, ...]) -> None:
+        if name in importers:
+            raise ValueError(f"modules import each other: {' -> '.join((*importers[importers.index(name) :], name))}")
         if name not in order:
-            # From the last import to the first, related modules are closer: the bundles deflate 1 % better.
+            # Visiting the last import first places related modules closer together: bundles deflate 1% better.
             for imported in reversed(_IMPORT.findall((assets / name).read_text("utf-8"))):
-                visit(normpath(join(dirname(name), imported)), (*above, name))
+                visit(normpath(join(dirname(name), imported)), (*importers, name))
             order[name] = None
 
     for entry in entries:
@@ -127,9 +127,9 @@ def _joined(entries: Sequence[str]) -> str:
 def _stylesheet_text(path: Path) -> str:
     text = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL))
     text = re.sub(r'="([a-z]+)"]', r"=\1]", text)  # the value of an attribute
-    # In the shadow root of a view nothing else is in reach of the selectors.
+    # The selectors need no `.treeviz` inside the shadow root of a view.
     return (
-        re.sub(r" ?([{};,>~!]) ?|: ", lambda found: found[1] or ":", text.replace(".treeviz {", ".treeviz{"))
+        re.sub(r" ?([{};,>~!]) ?|: ", lambda match: match[1] or ":", text.replace(".treeviz {", ".treeviz{"))
         .replace(".treeviz ", "")
         .replace(";}", "}")
         .strip()
@@ -137,10 +137,10 @@ def _stylesheet_text(path: Path) -> str:
 
 
 def _joinable(name: str) -> str:
-    """A module without its imports (they precede it), comments, indentation, and breaks that end no statement.
+    """A module without imports (which precede it), comments, indentation, and line breaks inside statements.
 
-    This is no JavaScript parser: our modules have line comments on lines of their own, one import per line, no string
-    over several lines, and no string that contains the start of a block comment.
+    This is not a JavaScript parser: our modules have line comments on separate lines, one import per line, and no
+    strings that span lines or contain the start of a block comment.
     """
     text = (_ASSETS / name).read_text("utf-8")
     text = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""A view as HTML: a fragment for a notebook cell, or a document of its own."""
+"""Write a view as HTML: a fragment for a notebook cell or a whole document, with as many rows as fit."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from treeviz.views.text.terminal import UNICODE
 from treeviz.views.text.text import in_brief
 from treeviz.views.view import View
 
-# Make a page small enough: the first rows of every subtree, and a placeholder that counts and adds up the others.
+# Fit a page: keep the first rows of every subtree, and sum up the others in placeholders
 
-MAX_BYTES = 2_150_000  # its text is a third longer, the rows and the front end are 0.1 MB: a page has at most 3 MB
-_MANY = 50_000  # distinct keys, or values of a column: an eighth of the rows is tried first, since all take a second
+MAX_BYTES = 2_150_000  # base64 adds a third, static rows and front end 0.1 MB: a page has at most 3 MB
+_MANY = 50_000  # distinct keys or values of a column. Packing all takes a second, so an eighth is tried first
 
 
 def pack_within(view: View, packed: bytes | None = None) -> bytes:
-    """`pack(view)`, with as many rows as fit into `MAX_BYTES`; all of them in a view that is whole.
+    """`pack(view)` with as many rows as fit into `MAX_BYTES`, or all rows if `view.whole`.
 
     Args:
-      packed: `pack(view)`, if it is known.
+      packed: `pack(view)`, if already computed.
     """
     table, n_all = view.table, len(view.table)
-    n_distinct = max(len(each) for each in (table.keys, *(column.levels for column in table.columns.values())))
+    n_distinct = max(len(values) for values in (table.keys, *(column.levels for column in table.columns.values())))
     n_rows = n_all if view.whole or packed is not None or n_distinct <= _MANY else n_all // 8
     packed = pack(with_first_rows(view, n_rows)) if packed is None else packed
     while len(packed) < 0.7 * MAX_BYTES and n_rows < n_all:
@@ -66,12 +66,12 @@ def pack_within(view: View, packed: bytes | None = None) -> bytes:
 
 
 def with_first_rows(view: View, n_rows: int) -> View:
-    """The view with about `n_rows` rows. Totals stay those of the whole tree."""
+    """The view with about `n_rows` rows. Totals still count the whole tree."""
     if n_rows >= len(view.table):
         return view
     cut = _Cut(view.table, n_rows)
     columns = {column.name: cut.column(column) for column in (*view.columns, *view.table.columns.values())}
-    # An inspector's views have no such keyword.
+    # The views of an inspector have no `whole`.
     table = cut.table("" if view.series else ": whole=True has all, however large")
     table = replace(table, columns={name: columns[name] for name in view.table.columns})
     return View(
@@ -79,17 +79,17 @@ def with_first_rows(view: View, n_rows: int) -> View:
         [columns[column.name] for column in view.columns],
         depth=view.depth,
         values={int(cut.new[row]): html for row, html in (view.values or {}).items() if cut.new[row] >= 0},
-        series=[cut.series(each) for each in view.series],
-        histograms=[replace(each, counts=cut.rows(each.counts, 0)) for each in view.histograms],
+        series=[cut.series(series) for series in view.series],
+        histograms=[replace(histogram, counts=cut.rows(histogram.counts, 0)) for histogram in view.histograms],
         diff=None if view.diff is None else cut.diff(view.diff),
     )
 
 
 class _Cut:
-    """The rows of a table that are kept, and after the last kept child of a node a placeholder for the others.
+    """The rows of a table to keep, and a placeholder after the last kept child of a node for its other children.
 
     Attributes:
-      new: int[n_rows + 1]: the new number of each row; -1 if it is not kept.
+      new: int[n_rows + 1]: the new number of each row; -1 if left out.
     """
 
     def __init__(self, table: TreeTable, n_rows: int) -> None:
@@ -97,13 +97,13 @@ class _Cut:
         self._rows, n_left_out = truncate(table, max(n_rows, 1))
         self._nodes = self._rows[n_left_out > 0]
         self._n_left_out = n_left_out[n_left_out > 0].tolist()
-        first = np.arange(1, len(table) + 1)  # of each row: the first row below it that is not kept
-        np.maximum.at(first, table.parent[self._rows[1:]], table.end[self._rows[1:]])
-        self._ranges = np.stack([first[self._nodes], table.end[self._nodes]], axis=1).ravel()
-        place = np.concatenate([self._rows, table.end[self._nodes]])
+        first_left_out = np.arange(1, len(table) + 1)  # the first row below each row that is left out
+        np.maximum.at(first_left_out, table.parent[self._rows[1:]], table.end[self._rows[1:]])
+        self._ranges = np.stack([first_left_out[self._nodes], table.end[self._nodes]], axis=1).ravel()
+        places = np.concatenate([self._rows, table.end[self._nodes]])
         self._depth = np.concatenate([table.depth[self._rows], table.depth[self._nodes] + 1])
-        # Where a subtree ends, the deepest placeholder comes first, and a row after all of them.
-        self._order = np.lexsort((np.where(np.arange(len(place)) < len(self._rows), 1, -self._depth), place))
+        # At the end of a subtree, the deepest placeholder comes first, and the next row after all placeholders.
+        self._order = np.lexsort((np.where(np.arange(len(places)) < len(self._rows), 1, -self._depth), places))
         self.new = np.full(len(table) + 1, -1)
         self.new[self._rows], self._places = np.split(np.argsort(self._order), [len(self._rows)])
         self._codes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -121,7 +121,11 @@ class _Cut:
         keys = np.append(keys[1:], np.full(len(self._nodes), len(used)))[order]
         kept, facts = self._coded(table.fact_codes)
         texts = [f"{n:,} more" for n in self._n_left_out]
-        notes = {int(self.new[row]): self._moved(at) for row, at in table.notes.items() if self.new[row] >= 0}
+        notes = {
+            int(self.new[row]): self._renumbered(row_notes)
+            for row, row_notes in table.notes.items()
+            if self.new[row] >= 0
+        }
         for row, text in zip(self._places.tolist(), texts, strict=True):
             notes[row] = (Note("more", f"{text}, which did not fit into this page"),)
         n_missing = len(table) - len(self._rows)
@@ -153,16 +157,16 @@ class _Cut:
         levels = np.concatenate([np.asarray(column.levels)[used], self._left_out(column)])
         return replace(column, levels=levels[self._order] if codes is None else levels, codes=codes)
 
-    def rows(self, values: np.ndarray, more: Any) -> np.ndarray:
-        """The values of the rows that are kept; `more` for the placeholders, all or each."""
-        every = np.broadcast_to(np.asarray(more, values.dtype), (len(self._nodes), *values.shape[1:]))
-        return np.concatenate([values[self._rows], every])[self._order]
+    def rows(self, values: np.ndarray, placeholders: Any) -> np.ndarray:
+        """The values of the kept rows, and of the placeholders: one value, or one for each."""
+        added = np.broadcast_to(np.asarray(placeholders, values.dtype), (len(self._nodes), *values.shape[1:]))
+        return np.concatenate([values[self._rows], added])[self._order]
 
     def series(self, series: Series) -> Series:
-        """A placeholder has no value, but what was bad or found behind it."""
-        place = self.new.copy()
+        """The series of the kept rows. A placeholder has no values, only the bad steps and findings of its rows."""
+        new_row = self.new.copy()
         for row, start, end in zip(self._places.tolist(), *self._ranges.reshape(-1, 2).T.tolist(), strict=True):
-            place[start:end] = row
+            new_row[start:end] = row
         bad = np.append(series.bad, series.bad[:1], axis=0)
         return replace(
             series,
@@ -170,7 +174,7 @@ class _Cut:
             low=None if series.low is None else self.rows(series.low, np.nan),
             high=None if series.high is None else self.rows(series.high, np.nan),
             bad=self.rows(series.bad, np.logical_or.reduceat(bad, self._ranges)[::2]),
-            marks=tuple([mark._replace(row=int(place[mark.row])) for mark in series.marks]),
+            marks=tuple([mark._replace(row=int(new_row[mark.row])) for mark in series.marks]),
         )
 
     def diff(self, diff: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +182,7 @@ class _Cut:
         return {**diff, "open": None, "bars": bars}
 
     def _coded(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The old codes that are still in use, and the new code of each row. Every placeholder has one of its own."""
+        """The old codes still in use, and the new code of each row. Every placeholder has its own code."""
         if id(codes) not in self._codes:
             used, new = np.unique(codes[self._rows], return_inverse=True)
             new = np.append(new, len(used) + np.arange(len(self._nodes)))[self._order].astype(np.int32)
@@ -186,7 +190,7 @@ class _Cut:
         return self._codes[id(codes)]
 
     def _left_out(self, column: Column) -> np.ndarray:
-        """What the rows behind each placeholder add to the column."""
+        """The value of each placeholder in the column: a reduction over its rows."""
         levels = np.asarray(column.levels)
         if column.format == "histogram":
             return np.zeros((len(self._nodes), *levels.shape[1:]), levels.dtype)
@@ -198,15 +202,15 @@ class _Cut:
         with np.errstate(all="ignore"):
             return REDUCE[column.rollup].reduceat(np.append(values, values[:1]), self._ranges)[::2]
 
-    def _moved(self, notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    def _renumbered(self, notes: tuple[Note, ...]) -> tuple[Note, ...]:
         return tuple([note._replace(row=int(self.new[note.row])) if note.row >= 0 else note for note in notes])
 
 
-# Escape text for HTML: one function for each context.
+# Escape text for HTML: one function for each context
 
 
 class Markup(str):
-    """HTML that treeviz has built, which is not escaped again."""
+    """HTML that treeviz built, which is not escaped again."""
 
     __slots__ = ()
 
@@ -224,36 +228,36 @@ def attribute(value: str) -> Markup:
 
 
 def _encodable(content: str) -> str:
-    """The text with lone surrogates, which UTF-8 does not have, as escape sequences."""
+    """The text with lone surrogates, which UTF-8 cannot encode, as escape sequences."""
     return str.__str__(content).encode("utf-8", "backslashreplace").decode()
 
 
-# The first rows of a view as static HTML, for hosts that run no script.
+# The first rows as static HTML, for hosts that run no scripts
 
 MAX_LINES = 316
 MAX_NESTING = 60  # browsers nest a few hundred levels; a narrow screen fits fewer
 _LONG = 80  # characters
-_N_PLAIN = 2  # columns of numbers without their titles
-_N_BYTES = 19_500  # of the whole part, up to which further columns are shown
+_N_PLAIN = 2  # columns of numbers whose values have no title
+_N_BYTES = 19_500  # of all static rows; further columns are added up to this size
 _N_CHARACTERS = 12  # of a sparkline
 _N_FINDINGS = 8
 _STYLE = "font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-x:auto"
 
 
 def outline(view: View) -> Markup:
-    """The first rows as nested <details>: at most `MAX_LINES` lines, the first ones of every subtree.
+    """The first rows of every subtree as nested <details>, at most `MAX_LINES` lines.
 
-    Each row shows the first two columns with numbers, the last value and a sparkline of the first series, and as many
-    of the other columns as fit into `_N_BYTES`, with their titles. The first findings are listed above the rows.
-    Rows deeper than `view.depth` are not shown.
+    Each row shows the first two columns of numbers, the last value and sparkline of the first series, and as many
+    other columns with their titles as fit into `_N_BYTES`. The first findings are listed above the rows.
+    Rows deeper than `view.depth` are left out.
     """
     findings = list(_findings(view.table, view.series))
     view = folded(in_brief(view))
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
     rows, n_left_out = first_rows(view, MAX_LINES, depth)
-    plain = [column for column in view.columns_beside if column.format in WRITE][:_N_PLAIN]
-    titles = ", ".join(["type", *(times_text(each) for each in series[:1]), *(column.title for column in plain)])
+    plain = [column for column in view.columns_without_last_value if column.format in WRITE][:_N_PLAIN]
+    titles = ", ".join(["type", *(times_text(first) for first in series[:1]), *(column.title for column in plain)])
     parts = [
         f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
         *(f" · {text(summary)}" for summary in table.headline),
@@ -266,7 +270,7 @@ def outline(view: View) -> Markup:
     if len(rows) < len(table):
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
     parts.append("</pre>")
-    if others := [column for column in view.columns_beside if column not in plain]:
+    if others := [column for column in view.columns_without_last_value if column not in plain]:
         room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
         further, left_out.text = _further(table, others, rows, room)
         slots = [part for part in parts if type(part) is _Slot and part is not left_out]
@@ -276,7 +280,7 @@ def outline(view: View) -> Markup:
 
 
 class _Slot:
-    """A place that is filled when it is known how much else there is."""
+    """A place in the HTML that is filled once the size of the rest is known."""
 
     text = ""
 
@@ -285,9 +289,9 @@ class _Slot:
 
 
 def _further(table: TreeTable, columns: Sequence[Column], rows: np.ndarray, room: int) -> tuple[list[str], str]:
-    """The text of each row for the columns that fit into `room` bytes; and which do not fit.
+    """The text of each row for the columns that fit into `room` bytes, and a text that names the other columns.
 
-    Counts of zero are not shown; a sum to which all leaves add the same is shown at the nodes only.
+    Counts of zero are left out. A sum to which all leaves add the same is shown at nodes only.
     """
     texts, left_out = [""] * len(rows), []
     is_leaf = table.is_leaf[rows].tolist()
@@ -295,39 +299,39 @@ def _further(table: TreeTable, columns: Sequence[Column], rows: np.ndarray, room
     for column in columns:
         for cell in columns_of_cells(table, [column], rows, UNICODE)[:1]:
             values = [value.rstrip() if column.format == "histogram" else value.strip() for value in cell.texts]
-            of_leaves = {value for value, leaf in zip(values, is_leaf, strict=True) if leaf}
-            are_alike = column.rollup == "sum" and len(of_leaves) == 1
+            leaf_values = {value for value, leaf in zip(values, is_leaf, strict=True) if leaf}
+            are_identical = column.rollup == "sum" and len(leaf_values) == 1
             if column.format in ("count", "bytes"):
                 values = ["" if value in ("0", "0 B") else value for value in values]
             title = text(cell.title.strip())
-            shown = [
-                f", {title} {text(value)}" if value and not (are_alike and leaf) else ""
+            added = [
+                f", {title} {text(value)}" if value and not (are_identical and leaf) else ""
                 for value, leaf in zip(values, is_leaf, strict=True)
             ]
-            size = len("".join(shown).encode())
+            size = len("".join(added).encode())
             if size > room:
                 left_out.append(title)
                 continue
             room -= size
-            texts = list(map("".join, zip(texts, shown, strict=True)))
+            texts = list(map("".join, zip(texts, added, strict=True)))
     return texts, f"; only in the page: {', '.join(left_out)}" if left_out else ""
 
 
 def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
-    """The first findings, a line each."""
-    marks = [(each, mark) for each in series for mark in each.marks]
-    for each, mark in marks[:_N_FINDINGS]:
+    """The first findings, one line each."""
+    marks = [(source, mark) for source in series for mark in source.marks]
+    for source, mark in marks[:_N_FINDINGS]:
         path = table[mark.row].keystr or table.name
-        where = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(each, mark.column)}"
-        yield f"<b>{text(_short(mark.kind))}</b> {text(where)}: {text(_short(mark_text(mark), 200))}\n"
+        place = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(source, mark.column)}"
+        yield f"<b>{text(_short(mark.kind))}</b> {text(place)}: {text(_short(mark_text(mark), 200))}\n"
     if len(marks) > _N_FINDINGS:
         yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
 
 
 def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> Iterator[str | _Slot]:
-    """One line for each row, with a slot for further columns. Arrows have a margin.
+    """One line for each row, with a slot for further columns; lines without an arrow are indented to match.
 
-    The line of an open node is the <summary> of its <details>.
+    The line of a node with rows below it is the <summary> of its <details>.
     """
     table, series = view.table, view.series
     depths, ends, codes = table.depth[rows].tolist(), table.end[rows].tolist(), table.fact_codes[rows].tolist()
@@ -335,20 +339,20 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
     facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
     label = cache(lambda label: text(_short(label)))
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
-    found_inside = marks_inside(table, series, rows)
+    counts_inside = marks_inside(table, series, rows)
     chosen = rows.tolist()
-    inside: list[tuple[int, str]] = []  # of each open node: the end of its subtree, and its closing markup
+    inside: list[tuple[int, str]] = []  # the end of each open node's subtree, and its closing markup
     for i, row in enumerate(chosen):
         while inside and inside[-1][0] <= row:
             yield inside.pop()[1]
         indent = "  " * depths[i]
         line = f"{indent}{label(table.key(row).label if row else table.name)}: {facts[codes[i]]}{numbers[i]}"
         after = "".join([_note(table, note) for note in table.notes[row]]) if row in table.notes else ""
-        shows_some = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
-        is_open = shows_some and opened[i]
-        if found_inside[i] and not is_open:
-            after += f" <b>{found_inside[i]}</b>"
-        if shows_some:
+        has_rows = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
+        is_open = has_rows and opened[i]
+        if counts_inside[i] and not is_open:
+            after += f" <b>{counts_inside[i]}</b>"
+        if has_rows:
             yield from (f"<details{' open' if is_open else ''}><summary>{line}{after}", _Slot(), "</summary>")
             more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
             inside.append((ends[i], f"{more}</details>"))
@@ -360,7 +364,7 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
 
 
 def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> list[str]:
-    """The text of each row's numbers."""
+    """The numbers of each row as text."""
     texts = []
     for column in columns:
         write = cache(WRITE[column.format])
@@ -394,28 +398,28 @@ def _short(content: str, limit: int = _LONG) -> str:
     return content if len(content) <= limit else f"{content[: limit - 1]}…"
 
 
-_KEEP_KEYS = 'data-lm-suppress-shortcuts="true"'  # a notebook does not take the keys of the static rows
-_N_IN_TITLE = 3  # a tab shows less: "tree · 148 leaves · 124.4 M elements · 497.8 MB"
-# The static rows do not flash up before the view; they stand after a second if there is none, at once without scripts.
+_KEEP_KEYS = 'data-lm-suppress-shortcuts="true"'  # the notebook ignores keys pressed in the static rows
+_N_IN_TITLE = 3  # parts; a browser tab shows less: "tree · 148 leaves · 124.4 M elements · 497.8 MB"
+# The static rows appear after a second, so that they do not flash before the view; without scripts immediately.
 _UNTIL_RUN = "@media(scripting){pre{animation:a 1s}@keyframes a{0%,to{display:none}}}"
 _SCRIPT = re.compile(r"<script\s*>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
 
 
 def fragment(view: View) -> str:
-    """The first rows as static HTML, and the script and data that turn them into the interactive page.
+    """The first rows as static HTML, with the script and the data that turn them into the interactive page.
 
-    The static rows go no deeper than `view.depth`. Series are shown as sparklines, a heat map and charts.
+    The static rows are at most `view.depth` deep. Series are shown as sparklines, a heat map and charts.
     """
     return _host(view, pack_within(view), f"{_KEEP_KEYS} data-treeviz") + _script(view.part)
 
 
 def page(view: View, *, title: str = "") -> str:
-    """The same as a self-contained document.
+    """The view as a self-contained document.
 
-    Its content security policy allows no request, and no script but the front end and those of `view.values`.
+    Its content security policy allows no requests, and only the scripts of the front end and of `view.values`.
 
     Args:
-      title: Of the document; by default the tree's name, and what its headline begins with.
+      title: The document's title; by default the tree's name and the start of its headline.
     """
     policy = f"default-src 'none';style-src 'unsafe-inline';img-src data:;{_script_policy(view)}"
     head = (
@@ -425,7 +429,7 @@ def page(view: View, *, title: str = "") -> str:
     )
     host = _host(view, pack_within(view), "data-page data-treeviz")
     return (
-        # HTML needs no tags around its head and its body.
+        # HTML needs no tags around head and body.
         f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">{head}'
         f"<title>{text(title or _title(view))}</title>\n"
         f"<main>{host}</main>{_script(view.part)}</html>\n"
@@ -437,10 +441,10 @@ def _title(view: View) -> str:
 
 
 def fallback(view: View, packed: bytes, *, token: str) -> str:
-    """The page that a notebook stores with a widget, shown only if the widget with this token does not appear.
+    """The HTML that a notebook stores with a widget, shown only if the widget with this token does not appear.
 
     Args:
-      packed: `pack(view)`, which the widget needs as well.
+      packed: `pack(view)`, which the widget needs, too.
     """
     host = _host(view, pack_within(view, packed), f"{_KEEP_KEYS} data-treeviz-waiting")
     return (
@@ -451,9 +455,9 @@ def fallback(view: View, packed: bytes, *, token: str) -> str:
 
 
 def _host(view: View, packed: bytes, attributes: str) -> str:
-    """The element that the front end takes over, with the static rows and the packed table.
+    """The element that the front end replaces, with the static rows and the packed table.
 
-    The value of the last attribute names the modules it needs; a script without these ignores it.
+    The last attribute's value names the modules that it needs; a script without them ignores the element.
     """
     needs = f"{FORMAT} {view.part}".strip()
     return (
@@ -476,7 +480,7 @@ def _script_hash(content: str) -> str:
 def _script_policy(view: View) -> str:
     """Allow the front end and the scripts of `view.values`, whose sandboxed frames inherit the policy."""
     documents = [html for html in (view.values or {}).values() if isinstance(html, str)]
-    scripts = dict.fromkeys(each for html in documents for each in _SCRIPT.findall(html) if each)
-    builds_functions = any("new Function" in each for each in scripts)
+    scripts = dict.fromkeys(code for html in documents for code in _SCRIPT.findall(html) if code)
+    builds_functions = any("new Function" in code for code in scripts)
     hashes = map(_script_hash, (script("page_loader"), script(view.part), *scripts))
     return " ".join(["script-src", *hashes, *(["'unsafe-eval'"] if builds_functions else [])])

@@ -346,7 +346,9 @@ def pack(view: View) -> bytes:
     """
     buffers = _Buffers()
     table = view.table
-    shown = {column.name for column in view.columns_beside if not _is_blank(column)} - {"leaves"}  # beside the type
+    shown = {column.name for column in view.columns_without_last_value if not _is_blank(column)} - {
+        "leaves"
+    }  # beside the type
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
     texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)

@@ -686,7 +686,7 @@ def _description(view: View, n_rows: int, of_heat_maps: list[str]) -> str:
 def _columns(view: View, rows: np.ndarray, x: float, room: float) -> tuple[list[AnyColumn], float]:
     """The columns from `x` on that end before `room`, and the x after the last one."""
     columns: list[AnyColumn] = [SparklineColumn(each, rows) for each in view.series[:1]]
-    beside = [column for column in view.columns_beside if column.name not in IN_EVERY_ROW]
+    beside = [column for column in view.columns_without_last_value if column.name not in IN_EVERY_ROW]
     columns += [cells for column in beside if not (cells := CellColumn(view.table, column, rows)).is_empty]
     heat_maps = [HeatMapColumn(each, rows, min(WIDTH, max(room - x, 0))) for each in view.series[:1]]
     room -= sum(each.width + GAP for each in heat_maps)

@@ -406,7 +406,9 @@ def _drawn(
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
     details = Details(table, truncated, left_out, series, glyphs)
-    beside = filter(_says_something, columns_of_cells(table, view.columns_beside, truncated.rows, glyphs, width))
+    beside = filter(
+        _says_something, columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
+    )
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
