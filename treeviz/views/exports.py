@@ -1,4 +1,4 @@
-"""A view as JSON, for programs."""
+"""Export a view: JSON for programs, Markdown and Mermaid for documents, records for data frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IN_EVERY_ROW = ("kind", "type", "shape", "dtype", *_SIZES)
 
 
 def to_json(view: View) -> str:
-    """The rows in a stable format: later versions add names, but change none. `schema.json` is its JSON Schema.
+    """The rows in a stable format: later versions only add names. `schema.json` is its JSON Schema.
 
     One object with the names
 
@@ -39,45 +39,46 @@ def to_json(view: View) -> str:
         name      of the tree
         headline  [text, ...], a summary of the tree
         columns   [{name, title, format, rollup, help}, ...] of the rows' `values`
-        device_sets  [[id, ...], ...], the devices of the shardings, in the order of the mesh
+        device_sets  [[id, ...], ...], the devices of the shardings, in mesh order
         rows      [{...}, ...], depth first, one per line
         series    [{...}, ...], if values were recorded over the steps
 
     and in each row
 
-        number, parent, depth   of the row, of the row above it (null at the root)
+        number, parent, depth   of the row; parent is the number of the row above (null at the root)
         key                     the last key as `jax.tree_util.keystr` writes it; "" at the root
-        keystr, path            the whole key path, as keystr writes it and joined by slashes
-        expression              Python that evaluates to the node, given the tree under its name
-        leaf, kind, type        whether it is a leaf for JAX; its kind and type as in the search
-        shape, dtype, weak      of an array or a similar leaf; otherwise shape is null and dtype is ""
+        keystr, path            the whole key path: as keystr writes it, and joined by slashes
+        expression              Python that evaluates to the node, if the tree's name is a variable
+        leaf, kind, type        whether JAX treats it as a leaf; its kind and type as in the search
+        shape, dtype, weak      of an array or a similar leaf; otherwise shape is null, and dtype is ""
         elements, bytes, leaves   of the row and everything below it
-        text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...], and
-                                so is inside: what an opaque leaf holds and JAX does not see; aval is a
-                                traced value's type as JAX writes it, if it says more; the device_set of a
-                                sharding is an index into device_sets, its memory "" where it is the default one
+        text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...];
+                                inside has the same form: contents of an opaque leaf that JAX does not see;
+                                aval is the type of a traced value as JAX writes it, if it contains more;
+                                a sharding's device_set is an index into device_sets, and its memory is ""
+                                for the default memory
         values                  {column: value}, of the row and everything below it
 
     Rows deeper than 64 levels have no `keystr`, `path` and `expression`, since the file would grow with the square of
-    the depth; follow `parent` and `key`. A missing value or NaN is null, a measured one that is not finite "NaN";
-    infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
+    the depth; follow `parent` and `key`. A missing value or NaN is null, and a measured value that is not finite is
+    "NaN". Infinities are "Infinity" and "-Infinity". A histogram is a list of counts.
 
-    In each of the series
+    In each series
 
         name, title, unit       "grads.norm", "grads norm", "L2 norm"
-        log                     whether it is read on a logarithmic scale
+        log                     whether its scale is logarithmic
         first_steps, last_steps the range of steps that each place in the lists of values covers
-        values                  [[...], ...], a list for each row: the last value of those steps, or null
-        low, high               the same for the least and the greatest value; null if each place is a single step
-        nonfinite               [[...], ...]: for each row, the places where a number in it or below was NaN or
-                                infinite; the value there covers the finite numbers only
+        values                  [[...], ...], a list for each row: the last value in each range, or null
+        low, high               the same for the lowest and highest value; null if every range is a single step
+        nonfinite               [[...], ...]: for each row, the places where a number in or below it was NaN or
+                                infinite; the value there covers only the finite numbers
         marks                   [{row, place, kind, text}, ...]: the findings, each at its first place
     """
     table = view.table
     columns = [column for column in view.columns if column.name not in _IN_EVERY_ROW]
     described = [{name: getattr(c, name) for name in ("name", "title", "format", "rollup", "help")} for c in columns]
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
-    device_sets = {ids: i for i, ids in enumerate(dict.fromkeys(each.device_ids for each in shardings))}
+    device_sets = {ids: i for i, ids in enumerate(dict.fromkeys(sharding.device_ids for sharding in shardings))}
     parts = [
         f'{{"format": {json.dumps(FORMAT)},\n"name": {json.dumps(table.name)},\n',
         f'"headline": {json.dumps(table.headline)},\n"columns": {json.dumps(described)},\n',
@@ -136,7 +137,7 @@ def _known(facts: Facts, device_sets: Mapping[DeviceIds, int]) -> dict[str, Any]
 
 
 def _dimensions(shape: tuple) -> list[int | str]:
-    """The sizes; a symbolic dimension as text."""
+    """The sizes, with symbolic dimensions as text."""
     return [size if isinstance(size, int) else str(size) for size in shape]
 
 
@@ -193,7 +194,7 @@ def _series(series: Series) -> str:
 
 
 def _lines(values: np.ndarray | None) -> str:
-    """A list for each row, with as many digits as float32 needs."""
+    """A list for each row, with the digits that float32 needs."""
     if values is None:
         return "null"
     written: list[list[str]] = values.astype(np.float32).astype(str).tolist()
@@ -203,7 +204,7 @@ def _lines(values: np.ndarray | None) -> str:
 
 
 def _whole(value: float) -> float:
-    """A count that was kept as a float, as an int."""
+    """The value as an int, if it is a count stored as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -215,17 +216,17 @@ def _number(value: float) -> str:
 
 _text = json.encoder.encode_basestring_ascii
 
-# A small tree for documents: a table in Markdown, a diagram in Mermaid.
+# A small tree for documents: a Markdown table, a Mermaid diagram
 
 _LONGEST = 200  # characters of a name, a type, a note
 _IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$&#])")
 
 
 class _Line(NamedTuple):
-    """A row, or what is left out below one.
+    """A row, or a line for the rows left out below one.
 
     Attributes:
-      parent: The number of the line above it in the tree; -1 at the root.
+      parent: The index of the parent's line; -1 at the root.
     """
 
     depth: int
@@ -238,7 +239,7 @@ class _Line(NamedTuple):
 
 
 def markdown(view: View, max_rows: int) -> str:
-    """The first rows as a table of GitHub's Markdown, below the headline."""
+    """The headline, and below it the first rows as a table in GitHub's Markdown."""
     titles, lines = _outline(view, max_rows)
     has_notes = any(line.notes for line in lines)
     heads = ["name", "type", *map(_plain, titles), *(["notes"] if has_notes else [])]
@@ -253,7 +254,7 @@ def markdown(view: View, max_rows: int) -> str:
 
 
 def mermaid(view: View, max_rows: int) -> str:
-    """The first rows as a flow chart of Mermaid, which GitHub and notebooks draw, with a title for screen readers."""
+    """The first rows as a Mermaid flow chart, which GitHub and notebooks draw, with a title for screen readers."""
     _, lines = _outline(view, max_rows)
     title, *headline = (_quoted(visible(part, _LONGEST)) for part in (view.table.name, *view.table.headline))
     parts = ["flowchart LR", f"  accTitle: {title}", f"  accDescr: {' · '.join(headline)}"]
@@ -269,7 +270,7 @@ def mermaid(view: View, max_rows: int) -> str:
 
 
 def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
-    """The titles of the columns, and the lines that a picture shows."""
+    """The titles of the columns and the lines, with the rows that a picture shows."""
     view = folded(in_brief(view))
     table = view.table
     truncated = first_rows(view, max_rows, view.depth)
@@ -277,20 +278,20 @@ def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
     left_out = LeftOut(table, view.columns, truncated, GLYPHS.dots)
     omitted = {shown: left_out.text(shown) for shown in left_out.closed.tolist()}
     columns = [column for column in view.columns if column.name not in IN_EVERY_ROW]
-    # without bars and shares, whose columns have no title
+    # Bars and shares, whose columns have no title, are left out.
     cells = [cells for cells in columns_of_cells(table, columns, rows, GLYPHS) if cells.title.strip()]
     labels = key_labels(table, rows, len(table), GLYPHS)[0]
     types = type_cells(table, rows, GLYPHS).texts
     badges = list(row_badges(view, rows, omitted))
     lines: list[_Line] = []
-    numbers: dict[int, int] = {}  # of the lines of rows
+    line_numbers: dict[int, int] = {}  # by row
     for _, shown, is_row in guides(table, truncated, 0, GLYPHS):
         row = int(rows[shown])
-        depth, parent = int(table.depth[row]), numbers.get(int(table.parent[row]), -1)
+        depth, parent = int(table.depth[row]), line_numbers.get(int(table.parent[row]), -1)
         if not is_row:
-            lines.append(_Line(depth + 1, numbers[row], left_out.text(shown), "", [""] * len(cells), [], True))
+            lines.append(_Line(depth + 1, line_numbers[row], left_out.text(shown), "", [""] * len(cells), [], True))
             continue
-        numbers[row] = len(lines)
+        line_numbers[row] = len(lines)
         facts = table[row].facts
         notes = [*(text for text, _ in badges[shown]), *([omitted[shown]] if shown in omitted else [])]
         texts = [cell.texts[shown].strip() for cell in cells]
@@ -300,22 +301,22 @@ def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text escaped for Markdown."""
     return _IN_MARKDOWN.sub(r"\\\1", visible(text, _LONGEST))
 
 
 def _quoted(text: str) -> str:
-    """Text between the quotation marks of a label, where Mermaid reads entities with # in place of &."""
-    return re.sub(r"[^\w .,:×·…\[\]()/+-]", lambda found: f"#{ord(found[0])};", visible(text, _LONGEST))
+    """Text escaped for a quoted label of Mermaid, whose entities begin with # instead of &."""
+    return re.sub(r"[^\w .,:×·…\[\]()/+-]", lambda match: f"#{ord(match[0])};", visible(text, _LONGEST))
 
 
-# A view as plain Python values, for data frames.
+# Plain Python values for data frames
 
 SIZES = ("elements", "bytes", "leaves")
 
 
 def to_records(view: View) -> list[dict[str, Any]]:
-    """A dict for each row, depth first; see `TreeView.to_records`."""
+    """One dict per row, depth first; see `TreeView.to_records`."""
     table = view.table
     known = {column.name: column for column in (*view.columns, *table.columns.values())}
     columns = {name: known[name] for name in (*SIZES, *(column.name for column in view.columns)) if name in known}
@@ -325,27 +326,27 @@ def to_records(view: View) -> list[dict[str, Any]]:
         facts = row.facts
         record: dict[str, Any] = {"path": row.keystr, "depth": row.depth, "leaf": row.is_leaf}
         record |= {"type": facts.type, "shape": facts.shape, "dtype": facts.dtype}
-        records.append(record | {name: of[row.number] for name, of in values.items()})
+        records.append(record | {name: column_values[row.number] for name, column_values in values.items()})
     return records
 
 
 def to_frame(view: View, series: str | None = None) -> Frame:
-    """The columns of the records; or those of a series, see `TreeView.to_pandas`."""
+    """The records as columns, or the columns of a series; see `TreeView.to_pandas`."""
     if series is None:
         rows = to_records(view)
         return {name: [row[name] for row in rows] for name in rows[0]}
-    known = {each.name: each for each in view.series}
+    known = {recorded.name: recorded for recorded in view.series}
     if series not in known:
         raise LookupError(f"to_pandas: no series {series!r}; there are {', '.join(map(repr, known)) or 'none'}.")
-    of = known[series]
-    n_rows, n = of.values.shape
-    low, high = (of.values if each is None else each for each in (of.low, of.high))
+    chosen = known[series]
+    n_rows, n_steps = chosen.values.shape
+    low, high = (chosen.values if bound is None else bound for bound in (chosen.low, chosen.high))
     return {
-        "first_step": np.repeat(of.first_steps, n_rows),
-        "step": np.repeat(of.last_steps, n_rows),
-        "path": Labels(np.tile(np.arange(n_rows), n), [row.keystr for row in view.table]),
-        **{name: part.T.ravel() for name, part in {"value": of.values, "low": low, "high": high}.items()},
-        "nonfinite": of.bad.T.ravel(),
+        "first_step": np.repeat(chosen.first_steps, n_rows),
+        "step": np.repeat(chosen.last_steps, n_rows),
+        "path": Labels(np.tile(np.arange(n_rows), n_steps), [row.keystr for row in view.table]),
+        **{name: part.T.ravel() for name, part in {"value": chosen.values, "low": low, "high": high}.items()},
+        "nonfinite": chosen.bad.T.ravel(),
     }
 
 

@@ -1,4 +1,4 @@
-"""The capabilities of a terminal: display width, Unicode or ASCII, colours."""
+"""Text for terminals: colours, Unicode or ASCII characters, display width, wrapping and shortening."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Glyphs(NamedTuple):
     blank: str
     dots: str
     separator: str
-    eighths: str  # of a block, from the left; the last is the whole block
+    eighths: str  # of a block, from the left; the last is the full block
     heights: str  # of a bar in a small chart; the first is blank
-    encoding: str = ""  # of the stream; "" has all characters
+    encoding: str = ""  # of the stream; "" if it has all characters
 
     def fit(self, text: str) -> str:
-        """The text as the stream can show it: no control characters, and none that its encoding lacks."""
+        """The text without control characters and characters that the encoding of the stream lacks."""
         if text.isascii():
             return printable(text)
         text = ascii_text(text) if self.dots.isascii() else printable(text)
@@ -40,14 +40,14 @@ ASCII = Glyphs("|- ", "`- ", "|  ", "   ", "...", " - ", "#", " .:-=+*#@")
 
 RESET = "\x1b[0m"
 DIM, BOLD, RED, GREEN, YELLOW, CYAN = (f"\x1b[{code}m" for code in ("2", "1", "31", "32", "33", "36"))
-HUES = tuple(f"\x1b[{code}m" for code in (32, 35, 34, 36, 92, 95, 94, 96))  # red and yellow are for trouble
+HUES = tuple(f"\x1b[{code}m" for code in (32, 35, 34, 36, 92, 95, 94, 96))  # red and yellow mark problems
 
 
 def terminal_color(stream: TextIO) -> bool:
     """Whether to write colours to the stream.
 
-    No if NO_COLOR is set and not empty; else yes if FORCE_COLOR is; else if the stream is a terminal whose TERM is not
-    "dumb". See https://no-color.org and https://force-color.org.
+    False if NO_COLOR is set and not empty; otherwise True if FORCE_COLOR is, or if the stream is a terminal and TERM is
+    not "dumb". See https://no-color.org and https://force-color.org.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -57,7 +57,7 @@ def terminal_color(stream: TextIO) -> bool:
 
 
 def glyphs_of(stream: TextIO) -> Glyphs:
-    """The characters for a stream: ASCII if its encoding lacks those that draw a tree, as cp437 does."""
+    """The characters for a stream: ASCII if its encoding, such as cp437, lacks those that draw a tree."""
     encoding = getattr(stream, "encoding", None)
     if not isinstance(encoding, str):
         return UNICODE
@@ -90,13 +90,14 @@ def paragraph(text: str, indent: str = "  ") -> list[str]:
 
 
 _LONGEST = 2_000
-_KEYS = re.compile(r"(?<=\S)(?=\[|\.[^\W\d])")  # where a key of a path begins
+_KEYS = re.compile(r"(?<=\S)(?=\[|\.[^\W\d])")  # the start of a key in a path
 
 
 def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
-    """A line as several of at most `width` columns, the first as it begins; no key path or text of Python is cut.
+    """Wrap a line to at most `width` columns; all lines but the first start with `indent`.
 
-    A word that is longer stands alone. None: no limit; a line of thousands of characters stays one, too.
+    Key paths and Python strings are not broken, and a longer word keeps its own line. Lines of more than 2,000
+    characters are not wrapped, nor any line if `width` is None.
     """
     if width is None or len(text) > _LONGEST or display_width(text) <= width:
         return [text]
@@ -111,7 +112,7 @@ def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
 
 
 def at_keys(line: str, width: int, indent: str) -> list[str]:
-    """A line with a key path that is longer than `width`, as several, of which the others begin with a key."""
+    """Break a line that is longer than `width` before keys of its key path."""
     parts = _KEYS.split(line) if display_width(line) > width else [line]
     lines = [parts[0]]
     for part in parts[1:]:
@@ -123,35 +124,35 @@ def at_keys(line: str, width: int, indent: str) -> list[str]:
 
 
 def folded(text: str, width: int, indent: str) -> list[str]:
-    """`wrapped`, and where a key path does not fit, `at_keys`."""
+    """Wrap a text, and break key paths that do not fit before a key."""
     return [piece for line in wrapped(text, width, indent) for piece in at_keys(line, width, indent)]
 
 
 def _words(text: str) -> list[str]:
-    """What stands between blanks; an index and a text of Python are of one word: "['layer 0'].w"."""
-    words, depth, quote, before = [""], 0, "", " "
-    for each in text:
-        if each == " " and not (depth or quote):
+    """The words between spaces. An index or a Python string is one word, even with spaces: "['layer 0'].w"."""
+    words, depth, quote, previous = [""], 0, "", " "
+    for character in text:
+        if character == " " and not (depth or quote):
             words.append("")
         else:
-            words[-1] += each
+            words[-1] += character
         if quote:
-            quote = "" if each == quote and before != "\\" else quote
-        elif each in "'\"" and before in " ([{=,":
-            quote = each
+            quote = "" if character == quote and previous != "\\" else quote
+        elif character in "'\"" and previous in " ([{=,":
+            quote = character
         else:
-            depth += (each == "[") - (each == "]")
-        before = each
+            depth += (character == "[") - (character == "]")
+        previous = character
     return [*filter(None, words)] if not (depth or quote) else text.split()
 
 
 def display_width(text: str) -> int:
-    """The columns that the text takes: two for a wide East Asian character, none for a combining mark."""
+    """The columns that the text occupies: two for a wide East Asian character, none for a combining mark."""
     return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
 def cut(text: str, width: int, dots: str = "…") -> str:
-    """The text, shortened to at most `width` columns that end in `dots`."""
+    """The text, shortened to at most `width` columns; a shortened text ends with `dots`."""
     if display_width(text) <= width:
         return text
     room = width - len(dots)
@@ -167,9 +168,9 @@ def cut(text: str, width: int, dots: str = "…") -> str:
 
 
 def cut_inside(text: str, width: int, dots: str = "…", others: Sequence[str] = ()) -> str:
-    """The same, with the dots before the end of the text, by which names of one prefix differ.
+    """Shorten a text in the middle, since names with a common prefix differ at the end.
 
-    If it differs from one of the others where it would be cut, that part stands in the place of the end.
+    If it differs from one of `others` in the part that would be cut, that part is kept instead of the end.
     """
     n_end = (width - len(dots)) * 2 // 3
     if display_width(text) <= width or n_end < 1 or display_width(text) != len(text):
@@ -181,7 +182,7 @@ def cut_inside(text: str, width: int, dots: str = "…", others: Sequence[str] =
 
 
 def n_alike(text: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common prefix."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((i for i, (one, another) in pairs if one != another), min(len(text), len(other)))
 
