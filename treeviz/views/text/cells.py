@@ -1,4 +1,4 @@
-"""The cells of a row as text: its type, its columns, its badges."""
+"""The cells of a row as text: its type, columns, badges and sparklines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from treeviz.tree.text import LABEL_LIMIT, aval_text, bytes_text, count_text, nu
 from treeviz.views.text import terminal
 from treeviz.views.text.terminal import Glyphs, cut, display_width
 
-# Sparklines of text: the series of a row in a few characters; and texts about series.
+# Sparklines: the series of a row in a few characters; texts about series
 
 UNICODE_BAD, ASCII_BAD = "×", "!"
 BAD = "NaN/Inf"  # in place of a number
 BARS = "▁▂▃▄▅▆▇█"
-_TITLE = 80  # most characters
+_TITLE = 80  # characters at most
 
 
 def sparklines(
     series: Series, rows: np.ndarray, n_characters: int, *, bars: str = BARS, bad: str = UNICODE_BAD
 ) -> list[str]:
-    """At most `n_characters` characters for each row: bars, or `bad` where a value is NaN or Inf.
+    """At most `n_characters` characters for each row: bars, or `bad` for NaN and Inf.
 
-    The height of a bar is the greatest value in its steps, so that no spike is lost. Each row has its own scale,
-    from the least to the greatest value shown. A nearly constant row is drawn in the middle.
+    A bar shows the highest value in its steps, so that no spike is lost. Each row has its own scale, from its lowest
+    to its highest value. A nearly constant row is drawn in the middle.
     """
     shape = shapes_of(series, rows, n_characters)
     heights = np.where(np.isnan(shape.heights), 0.0, shape.heights * (len(bars) - 1)).round().astype(int)
@@ -42,10 +42,10 @@ def sparklines(
 
 
 class Shapes(NamedTuple):
-    """The sparklines of some rows, independent of how they are drawn.
+    """The sparklines of some rows, for text and pictures.
 
     Attributes:
-      heights: float64[rows, columns]: from 0, the row's least value, to 1, its greatest; NaN without a value.
+      heights: float64[rows, columns]: from 0 (the row's lowest value) to 1 (its highest); NaN without a value.
       is_zero: bool[rows, columns]: the value is zero on a logarithmic scale.
       is_bad: bool[rows, columns]: the value is NaN or Inf.
     """
@@ -56,38 +56,38 @@ class Shapes(NamedTuple):
 
 
 def shapes_of(series: Series, rows: np.ndarray, n_columns: int) -> Shapes:
-    """The sparklines of `rows` in at most `n_columns` columns, each as high as the greatest value in its steps."""
-    few = thinned(series_of(series, rows), n_columns)
-    values = (few.values if few.high is None else few.high).astype(np.float64)
-    is_bad = few.bad | np.isinf(values)
+    """The sparklines of `rows` in at most `n_columns` columns, each as high as the highest value in its steps."""
+    thin = thinned(series_of(series, rows), n_columns)
+    values = (thin.values if thin.high is None else thin.high).astype(np.float64)
+    is_bad = thin.bad | np.isinf(values)
     is_zero = values == 0
     known = np.isfinite(values) & ~is_bad
-    if few.log:
+    if thin.log:
         known &= values > 0
         values = np.log10(values, out=np.zeros(values.shape), where=known)
     shown = np.where(known, values, np.nan)
     low = np.fmin.reduce(shown, axis=1, initial=np.inf)[:, None]
     high = np.fmax.reduce(shown, axis=1, initial=-np.inf)[:, None]
-    # The scale spans at least a tenth of a decade, or a tenth of the value, so that noise does not fill it.
-    least = 0.1 if few.log else 0.1 * np.where(np.isfinite(high), np.abs(high), 1.0)
+    # The scale spans at least a tenth of a decade or a tenth of the value, so that noise does not fill it.
+    least = 0.1 if thin.log else 0.1 * np.where(np.isfinite(high), np.abs(high), 1.0)
     with np.errstate(all="ignore"):
         heights = (shown - (low + high) / 2) / np.maximum(high - low, least) + 0.5
     return Shapes(np.where(known, np.clip(heights, 0, 1), np.nan), is_zero & ~known, is_bad)
 
 
 def series_of(series: Series, rows: np.ndarray) -> Series:
-    """The series of some rows only, without marks."""
+    """The series of some rows, without marks."""
     low, high = (None if part is None else part[rows] for part in (series.low, series.high))
     return replace(series, values=series.values[rows], bad=series.bad[rows], low=low, high=high, marks=(), spans=None)
 
 
 def last_values(series: Series, rows: np.ndarray) -> np.ndarray:
-    """float64[rows]: the values in the last column; NaN where there is none."""
+    """float64[rows]: the values in the last column; NaN if missing."""
     return series.values[rows, -1].astype(np.float64)
 
 
 def last_texts(series: Series, rows: np.ndarray) -> list[str]:
-    """The same as text. `BAD` where anything was not finite: the value then covers the finite numbers only."""
+    """The last values as text; `BAD` if a number was not finite, since the value covers only the finite numbers."""
     pairs = zip(last_values(series, rows).tolist(), series.bad[rows, -1].tolist(), strict=True)
     texts = [BAD if bad else number_text(value) if value == value else "" for value, bad in pairs]
     for i, text in span_texts(series.spans, rows, number_text):
@@ -98,7 +98,7 @@ def last_texts(series: Series, rows: np.ndarray) -> list[str]:
 def span_texts(
     spans: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray, write: Callable[[float], str]
 ) -> Iterator[tuple[int, str]]:
-    """Pairs of an index into `rows` and "0.1…0.3", where a row stands for several values: in two digits, or four."""
+    """Pairs of an index into `rows` and a range "0.1…0.3" of several values, in two digits or, if needed, four."""
     if spans is None:
         return
     low, high = (part[rows] for part in spans)
@@ -111,16 +111,16 @@ def span_texts(
 
 def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, FindingMark]]]:
     """The marks of each row, in the order of the series and their marks."""
-    found: dict[int, list[tuple[Series, FindingMark]]] = {}
-    for each in series:
-        for mark in each.marks:
-            found.setdefault(mark.row, []).append((each, mark))
-    return found
+    marks: dict[int, list[tuple[Series, FindingMark]]] = {}
+    for source in series:
+        for mark in source.marks:
+            marks.setdefault(mark.row, []).append((source, mark))
+    return marks
 
 
 def marks_inside(table: TreeTable, series: Sequence[Series], rows: np.ndarray) -> list[str]:
-    """The text "⚠3" of each row for the findings inside it, without its own; "" for none."""
-    marked = np.sort([mark.row for each in series for mark in each.marks])
+    """The text "⚠3" for the number of findings below each row; "" for none."""
+    marked = np.sort([mark.row for source in series for mark in source.marks])
     counts = np.searchsorted(marked, table.end[rows]) - np.searchsorted(marked, rows, side="right")
     return [f"⚠{count_text(n)}" if n else "" for n in counts.tolist()]
 
@@ -144,12 +144,12 @@ def steps_text(series: Series, column: int) -> str:
 
 WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
 
-_IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that a line shows anyway
-_SIZES = ("elements", "zeros")  # counts that stand as long as there is room for all
+_IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that every line shows
+_SIZES = ("elements", "zeros")  # counts that are dropped first, like sizes
 _N_BARS = 8
-_WORDS = re.compile(r"(?: [·-] [^·-]*|(?<=\]) [a-z ]+)$")  # of a type, which may go: counts, "shape only"
+_WORDS = re.compile(r"(?: [·-] [^·-]*|(?<=\]) [a-z ]+)$")  # of a type, which may be dropped: counts, "shape only"
 _N_CHARACTERS = 12  # of a sparkline
-_LABEL, _STATIC = 32, 500  # characters of a label in a narrow terminal, most of all static fields
+_LABEL, _STATIC = 32, 500  # characters of a label in a narrow terminal, and of all static fields
 _N_PATH = 12  # keys of a path in a badge
 _N_INSIDE = 3
 _NOTE_STYLES = {
@@ -168,20 +168,20 @@ class Part(NamedTuple):
 
     style: str  # an ANSI sequence, or ""
     text: str
-    brief: str = ""  # what stands in place of the text where it has no room
+    brief: str = ""  # replaces the text if it does not fit
 
 
 class Cells(NamedTuple):
-    """One column: a text for each shown row, all equally wide."""
+    """One column: texts of equal width, one for each shown row."""
 
     title: str
     width: int
     texts: list[str]
-    is_extra: bool = False  # dropped first where the width is limited
+    is_extra: bool = False  # dropped before sizes if the width is limited
     is_label: bool = False  # may be cut
-    is_size: bool = False  # goes first where the width is limited
+    is_size: bool = False  # dropped before other columns if the width is limited
     name: str = ""  # of the column
-    styles: tuple[str, ...] = ()  # of each row: the color of its spec
+    styles: tuple[str, ...] = ()  # for each row, the color of its spec
 
 
 def type_text(facts: Facts) -> str:
@@ -192,7 +192,7 @@ def type_text(facts: Facts) -> str:
     if facts.shape is None:
         return facts.type + value
     aval = facts.aval or ("~" if facts.weak else "") + aval_text(facts.shape, facts.dtype)
-    is_boxed = facts.module != ""  # the type is a wrapper's, such as Param
+    is_boxed = facts.module != ""  # the type is a wrapper, such as Param
     kind = KINDS[facts.kind]
     if facts.type not in (kind.implied_types or ()) and (is_boxed or kind.implied_types is not None):
         aval = f"{facts.type} {aval}"
@@ -205,13 +205,13 @@ def is_value(facts: Facts) -> bool:
 
 
 def fact_parts(facts: Facts) -> list[Part]:
-    """The text, the static fields, and what JAX does not see inside an opaque leaf: the end of a line."""
+    """The end of a line: the text, the static fields, and the contents of an opaque leaf that JAX does not see."""
     parts = []
     if facts.text and not is_value(facts):
         parts.append(Part(terminal.DIM, facts.text))
-    for before, pairs in (("", facts.static), ("inside: ", facts.inside)):
+    for prefix, pairs in (("", facts.static), ("inside: ", facts.inside)):
         if pairs:
-            fields = before + pairs_text(pairs)
+            fields = prefix + pairs_text(pairs)
             parts.append(Part(terminal.DIM, fields if len(fields) <= _STATIC else fields[: _STATIC - 1] + "…"))
     return parts
 
@@ -228,13 +228,13 @@ def note_part(table: TreeTable, note: Note) -> Part:
     else:
         text = f"error: {note.text}" if note.kind == "error" else note.text
     if note.details:
-        inside = [f"{name} {what}" for name, what in note.details[:_N_INSIDE]]
+        inside = [f"{name} {contents}" for name, contents in note.details[:_N_INSIDE]]
         text += f": {', '.join(inside)}{', …' if len(note.details) > _N_INSIDE else ''}"
     return Part(_NOTE_STYLES.get(note.kind, terminal.CYAN), text, note.brief)
 
 
 def path_text(table: TreeTable, row: int) -> str:
-    """The key path of a row, or its last keys."""
+    """The key path of a row, or only its last keys."""
     keys = []
     while row > 0 and len(keys) < _N_PATH:
         key = table.key(row)
@@ -258,7 +258,7 @@ def columns_of_cells(
     """The cells of the columns. Summed bytes are followed by their share, as a bar and in percent.
 
     Args:
-      width: The most columns of a line, of which a label takes a third.
+      width: The width of a line; a label has at most a third of it.
     """
     longest = LABEL_LIMIT if width is None else max(_LABEL, width // 3)
     cells = []
@@ -270,7 +270,7 @@ def columns_of_cells(
             cells.append(_charts(table, column, rows, glyphs))
         else:
             values = table.rolled(column)
-            # NaN is no value. Hide zeros in integer sums; float columns show them.
+            # NaN means no value. Zeros are hidden in integer sums, and shown in float columns.
             is_blank = column.rollup == "sum" and column.format != "number" and values.dtype.kind in "iu"
             levels, codes = _distinct(values[rows].tolist())
             cells.append(_numbers(column, levels, codes, rows, 0 if is_blank else None, glyphs))
@@ -294,7 +294,7 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
 
 
 def _distinct(values: list[float]) -> tuple[list[float], np.ndarray]:
-    """The different ones among the values, and for each value which of them it is."""
+    """The distinct values, and the index of each value among them."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return [*codes], np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
 
@@ -313,7 +313,7 @@ def _numbers(
                 codes[i] = len(texts)
                 texts.append(glyphs.fit(text))
     is_size = column.format == "bytes" or column.name in _SIZES
-    is_size |= column.format == "count" and not any(level > 0 for level in levels)  # of nothing
+    is_size |= column.format == "count" and not any(level > 0 for level in levels)  # all zero
     return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name, is_size=is_size)
 
 
@@ -328,7 +328,7 @@ def _left(title: str, texts: list[str], codes: np.ndarray) -> Cells:
 
 
 def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
-    """The same cells, shortened to at most `width` columns: where whole words go, to fewer."""
+    """The same cells, shortened to at most `width` columns, or to fewer if whole words are dropped."""
     if width >= cells.width:
         return cells
     title, texts = cut(cells.title.rstrip(), width), {}
@@ -342,12 +342,12 @@ def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
 
 
 def bare_width(types: Cells) -> int:
-    """The columns that the types need without the words that may go."""
+    """The columns that the types need without the words that may be dropped."""
     return max((display_width(_brief(text.rstrip(), 0)) for text in set(types.texts)), default=0)
 
 
 def without_origins(cells: Cells, n_missing: int, glyphs: Glyphs) -> Cells:
-    """The same cells, up to `n_missing` columns shorter by where labels are inherited from: a bracket shows it, too."""
+    """The same cells, up to `n_missing` columns narrower: brackets show from where labels are inherited."""
     mark = glyphs.fit(INHERITED)
     if not cells.is_label or not any(mark in text for text in cells.texts):
         return cells
@@ -356,15 +356,15 @@ def without_origins(cells: Cells, n_missing: int, glyphs: Glyphs) -> Cells:
 
 
 def _brief(text: str, width: int) -> str:
-    """A type without whole words, as long as it is wider: "Linear" of "Linear · 2 leaves"."""
+    """A type without the last words if it does not fit: "Linear" for "Linear · 2 leaves"."""
     while display_width(text) > width and (words := _WORDS.search(text)):
         text = text[: words.start()]
     return text
 
 
-def _shares(levels: list[float], codes: np.ndarray, whole: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
-    bars = [_bar(level / whole, glyphs) for level in levels]
-    percents = [percent_text(level, whole) for level in levels]
+def _shares(levels: list[float], codes: np.ndarray, total: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
+    bars = [_bar(level / total, glyphs) for level in levels]
+    percents = [percent_text(level, total) for level in levels]
     return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)
 
 
@@ -384,7 +384,7 @@ def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> C
 
 
 def _styles(column: Column, codes: np.ndarray) -> tuple[str, ...]:
-    """The color of the spec of each row, dim where it is inherited; the first labels are "" and that of no spec."""
+    """The color of each row's spec, dim if inherited. The first two labels, "" and no spec, have no color."""
     levels = [str(level).partition(INHERITED) for level in column.levels]
     number: dict[str, int] = {}
     for i, (spec, _, origin) in enumerate(levels):
@@ -398,7 +398,7 @@ def _styles(column: Column, codes: np.ndarray) -> tuple[str, ...]:
 
 
 def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:
-    """The same cells, with a bracket beside labels that are inherited from a row above."""
+    """The same cells, with a bracket before labels that are inherited from a row above."""
     mark = glyphs.fit(INHERITED)
     if not cells.is_label or not any(mark in text for text in cells.texts):
         return cells
@@ -410,7 +410,7 @@ def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:
 
 
 def _charts(table: TreeTable, column: Column, rows: np.ndarray, glyphs: Glyphs) -> Cells:
-    """Histograms as charts of at most eight bars; all rows show the same range of bins."""
+    """Histograms as charts of at most eight bars, with the same range of bins in all rows."""
     if column.rollup in ("none", "given"):
         counts = np.asarray(column.levels)[rows if column.codes is None else column.codes[rows]]
     else:

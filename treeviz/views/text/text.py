@@ -1,4 +1,4 @@
-"""A view as an aligned tree of text, for terminals and .txt files."""
+"""Write a view as aligned text, for terminals and .txt files: guides, columns that fit, details."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from treeviz.views.text.rows import Truncated, first_rows, folded, longest_withi
 from treeviz.views.text.terminal import BOLD, CYAN, DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width
 from treeviz.views.view import View
 
-# The guides of the tree ("│  └─ "), and the lines for omitted rows.
+# The guides of the tree ("│  └─ "), and the lines for omitted rows
 
 
 class Guide(NamedTuple):
-    """The start of one line.
+    """The start of a line.
 
     Attributes:
       prefix: "│  └─ ".
-      shown: An index into the shown rows: that of the row; for a line such as "… 12 more", that of the node.
+      shown: An index into the shown rows: of the row, or for a line such as "… 12 more", of the node.
       is_row: False for a line such as "… 12 more".
     """
 
@@ -51,49 +51,49 @@ class Guide(NamedTuple):
     is_row: bool
 
 
-_new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...): one for each line
+_new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...), which runs for each line
 
 
 def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs) -> Iterator[Guide]:
     """The starts of all lines, in order.
 
-    Rows deeper than `n_levels` are not indented further: a number shows their depth.
+    Rows deeper than `n_levels` are not indented further; a number shows their depth.
     """
     rows = truncated.rows
     parents = table.parent[rows]
-    waits = _shows_some(truncated, parents)
+    shows_some = _shows_some(truncated, parents)
     left_out = np.zeros(len(table), dtype=bool)
-    left_out[rows[waits]] = True
+    left_out[rows[shows_some]] = True
     is_last = ((table.end[rows] == table.end[parents]) & ~left_out[parents]).tolist()
-    ends, depths, waits = table.end[rows].tolist(), table.depth[rows].tolist(), waits.tolist()
-    before = [""] * (n_levels + 1)  # of each level: the guide before a child's branch
-    waiting: list[int] = []  # the open ancestors that show only some of their children
+    ends, depths, shows_some = table.end[rows].tolist(), table.depth[rows].tolist(), shows_some.tolist()
+    prefixes = [""] * (n_levels + 1)  # by level, the guide before a child's branch
+    open_nodes: list[int] = []  # the open ancestors that show only some of their children
     for shown, row in enumerate(rows.tolist()):
-        while waiting and ends[waiting[-1]] <= row:
-            node = waiting.pop()
-            yield Guide(_prefix(before, depths[node] + 1, n_levels) + glyphs.last, node, False)
+        while open_nodes and ends[open_nodes[-1]] <= row:
+            node = open_nodes.pop()
+            yield Guide(_prefix(prefixes, depths[node] + 1, n_levels) + glyphs.last, node, False)
         depth = depths[shown]
         if depth:
             branch, bar = (glyphs.last, glyphs.blank) if is_last[shown] else (glyphs.branch, glyphs.bar)
-            above = before[depth - 1] if depth <= n_levels else _prefix(before, depth, n_levels)
-            yield _new_guide((above + branch, shown, True))
+            prefix = prefixes[depth - 1] if depth <= n_levels else _prefix(prefixes, depth, n_levels)
+            yield _new_guide((prefix + branch, shown, True))
             if depth <= n_levels:
-                before[depth] = above + bar
+                prefixes[depth] = prefix + bar
         else:
             yield Guide("", shown, True)
-        if waits[shown]:
-            waiting.append(shown)
-    while waiting:
-        node = waiting.pop()
-        yield Guide(_prefix(before, depths[node] + 1, n_levels) + glyphs.last, node, False)
+        if shows_some[shown]:
+            open_nodes.append(shown)
+    while open_nodes:
+        node = open_nodes.pop()
+        yield Guide(_prefix(prefixes, depths[node] + 1, n_levels) + glyphs.last, node, False)
 
 
-def _prefix(before: list[str], depth: int, n_levels: int) -> str:
-    return before[depth - 1] if depth <= n_levels else f"{before[n_levels]}{depth} "
+def _prefix(prefixes: list[str], depth: int, n_levels: int) -> str:
+    return prefixes[depth - 1] if depth <= n_levels else f"{prefixes[n_levels]}{depth} "
 
 
 def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
-    """bool[n_shown]: the nodes that show some, but not all of their children: the next row is a child."""
+    """bool[n_shown]: whether a node shows some but not all of its children. The next row is then a child."""
     some = truncated.n_left_out > 0
     some[:-1] &= parents[1:] == truncated.rows[:-1]
     some[-1] = False
@@ -101,7 +101,7 @@ def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
 
 
 def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs) -> tuple[list[str], list[int]]:
-    """The labels of the rows, and the display width of each together with its guide."""
+    """The labels of the rows, and the display width of each with its guide."""
     codes, depths = table.key_codes[rows].tolist(), table.depth[rows].astype(np.int64)
     labels = {code: glyphs.fit(table.keys[code].label or table.keys[code].keystr) for code in set(codes)}
     label_widths = {code: display_width(label) for code, label in labels.items()}
@@ -127,8 +127,8 @@ class LeftOut:
 
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
         self._truncated, self._dots = truncated, dots
-        waits = _shows_some(truncated, table.parent[truncated.rows])
-        self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~waits)
+        shows_some = _shows_some(truncated, table.parent[truncated.rows])
+        self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~shows_some)
         if not truncated.n_left_out.any():
             return
         leaves = np.array([facts.leaves for facts in table.facts])
@@ -138,11 +138,11 @@ class LeftOut:
         self._n_bytes = None if sizes is None else _not_shown(table, truncated.rows, sizes.values)
 
     def inside(self, shown: int) -> str:
-        """For a node that shows no child: a badge in its own line, whose columns show the sizes."""
+        """The badge of a node that shows no children; the columns of its line show their sizes."""
         return f"{self._dots} {count_text(self._truncated.n_left_out[shown])} inside"
 
     def text(self, shown: int) -> str:
-        """For a node that shows some of its children: a line of its own."""
+        """The line for the other children of a node that shows some of them."""
         row = self._truncated.rows[shown]
         n_leaves = int(self._n_leaves[shown])
         sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"] if row not in self._stacks else []
@@ -153,25 +153,25 @@ class LeftOut:
 
 
 def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[n_shown]: the sum over the children of each shown row that are not shown, and all below them."""
+    """[n_shown]: the sum over those children of each shown row that are not shown, and everything below them."""
     sums = table.roll(values, "sum")
     missing = (sums - values)[rows]
     np.subtract.at(missing, np.searchsorted(rows, table.parent[rows[1:]]), sums[rows[1:]])
     return missing
 
 
-# What a view says in fewer columns: leaves stand behind the type of a node, and counts of nothing in the headline.
+# Fewer columns: the leaves follow the type of a node, and zero counts move to the headline
 
-_IN_TYPE = "leaves"  # the column that a type takes in
-_IS_COUNTED = ("list", "tuple")  # kinds of nodes that say how many children they have: their keys do not
+_IN_TYPE = "leaves"  # the column that the types include
+_IS_COUNTED = ("list", "tuple")  # kinds of nodes whose keys do not show the number of children
 
 
 def with_counts(view: View) -> View:
-    """The view without its column of leaves, which stand behind the types of nodes: "list · 12 · 144 leaves".
+    """The view without its column of leaves; their number follows the type of a node: "list · 12 · 144 leaves".
 
-    A single leaf is not counted: it stands below.
+    A single leaf, which is shown below its node, is not counted.
     """
-    column = next((each for each in view.columns if each.name == _IN_TYPE), None)
+    column = next((column for column in view.columns if column.name == _IN_TYPE), None)
     if column is None:
         return view
     table = view.table
@@ -191,23 +191,23 @@ def with_counts(view: View) -> View:
 
 
 def in_brief(view: View) -> View:
-    """The view without the columns that other words replace."""
+    """The view without the columns that its types and headline replace."""
     return without_zeros(with_counts(view))
 
 
 def without_zeros(view: View) -> View:
-    """The view without the counts that are 0 in every row, which the headline tells: "no zeros".
+    """The view without the counts that are 0 in every row, which the headline reports: "no zeros".
 
-    A row without a value, as of a leaf that was not read, keeps the column.
+    A column in which a row has no value, such as a leaf that was not read, is kept.
     """
-    nothing = [column for column in view.columns if _is_zero(view.table, column)]
-    if not nothing:
+    zeros = [column for column in view.columns if _is_zero(view.table, column)]
+    if not zeros:
         return view
-    words = [column.title.removeprefix("±") for column in nothing]
+    words = [column.title.removeprefix("±") for column in zeros]
     words = [f"{title}: 0" if " " in title else f"no {title}" for title in words]
     words = [word for word in words if not any(word in part.split(", ") for part in view.table.headline)]
     table = view.table.with_headline(*view.table.headline, *([", ".join(words)] if words else []))
-    return with_table(view, table, *(column.name for column in nothing))
+    return with_table(view, table, *(column.name for column in zeros))
 
 
 def _is_zero(table: TreeTable, column: Column) -> bool:
@@ -219,7 +219,7 @@ def _is_zero(table: TreeTable, column: Column) -> bool:
 
 
 def with_table(view: View, table: TreeTable, *without: str) -> View:
-    """The view of another table with the same rows."""
+    """The view of another table with the same rows, without some columns."""
     columns = [column for column in view.columns if column.name not in without]
     return View(table, columns, depth=view.depth, whole=view.whole, series=view.series, histograms=view.histograms)
 
@@ -238,13 +238,13 @@ def _counted(facts: Facts, n_children: int, n_leaves: int) -> str:
     return " · ".join([facts.type, *([count_text(n_children)] if has_own_count else []), leaves_text(n_leaves)])
 
 
-# The ends of the lines of a tree as text: badges, values, static fields; and below the tree what had no room there.
+# The ends of the lines: badges, values, static fields; and the lines below the tree for badges that did not fit
 
 GAP = "  "
-SIGN = "!"  # of a problem that has no room in its line, and is told below the tree
-_LEAST = 6  # columns of a part that is cut
+SIGN = "!"  # marks a problem that does not fit into its line, and is reported below the tree
+_LEAST = 6  # columns that remain of a cut part
 _LONGEST = 500  # characters of a line below the tree
-_MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree, and the columns that they need
+_MOST_IN_FULL, _WIDE_ENOUGH = 12, 40  # lines of badges below the tree; columns to wrap them
 
 
 class Details:
@@ -257,7 +257,7 @@ class Details:
         self._codes = table.fact_codes[truncated.rows].tolist()
         self._parts = {code: fact_parts(table.facts[code]) for code in set(self._codes)}
         self._badges: dict[int, list[Part]] = {}
-        self.cut_badges: dict[Part, list[int]] = {}  # those that had no room, with the indices of their rows
+        self.cut_badges: dict[Part, list[int]] = {}  # those that did not fit, with the indices of their rows
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
         self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(GAP))
@@ -267,7 +267,7 @@ class Details:
         self.width = max((sum(len(GAP) + len(part.text) for part in parts) - len(GAP) for parts in texts), default=0)
 
     def texts(self, width: int, color: bool) -> list[str]:
-        """The details of each shown row, with the gap before them, or ""."""
+        """The details of each shown row after a gap, or ""."""
         written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
         texts = [written[code] for code in self._codes]
         with_badges: dict[tuple, str] = {}
@@ -285,10 +285,10 @@ class Details:
         texts = []
         for style, text, brief in parts:
             gap = len(GAP) if texts else 0
-            whole = self._glyphs.fit(text)
-            whole = self._glyphs.fit(brief) if brief and display_width(whole) > width - gap else whole
-            text = cut(whole, width - gap, self._glyphs.dots)
-            if not text or (text != whole and width - gap < _LEAST):
+            full = self._glyphs.fit(text)
+            full = self._glyphs.fit(brief) if brief and display_width(full) > width - gap else full
+            text = cut(full, width - gap, self._glyphs.dots)
+            if not text or (text != full and width - gap < _LEAST):
                 if style in (RED, YELLOW) and not texts and width > 0:
                     texts = [f"{style}{SIGN}{RESET}" if color else SIGN]
                 break
@@ -300,13 +300,13 @@ class Details:
 def in_full(
     table: TreeTable, truncated: Truncated, cut_badges: dict[Part, list[int]], width: int, color: bool, glyphs: Glyphs
 ) -> list[str]:
-    """The badges that had no room in their lines, below the tree: each once, with its first row."""
+    """The lines below the tree for badges that did not fit into their lines: one for each badge, with its first row."""
     lines: list[str] = []
     for i, ((style, text, _), shown) in enumerate(cut_badges.items()):
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
-        said = glyphs.fit(visible(f"{path}{more}: {text}", _LONGEST))
-        pieces = terminal.folded(said, width, GAP) if width >= _WIDE_ENOUGH else []
+        line = glyphs.fit(visible(f"{path}{more}: {text}", _LONGEST))
+        pieces = terminal.folded(line, width, GAP) if width >= _WIDE_ENOUGH else []
         if len(lines) + len(pieces) >= _MOST_IN_FULL:
             return [*lines, f"{glyphs.dots} {len(cut_badges) - i:,} more"]
         pieces = [cut(piece, width, glyphs.dots) for piece in pieces]
@@ -319,21 +319,21 @@ def _badges(
 ) -> Iterator[tuple[int, Part]]:
     """Pairs of an index into the shown rows and a badge."""
     noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
-    where = np.searchsorted(truncated.rows, noted)
+    positions = np.searchsorted(truncated.rows, noted)
     parts: dict[Note, Part] = {}
-    for row, shown in zip(noted.tolist(), where.tolist(), strict=True):
+    for row, shown in zip(noted.tolist(), positions.tolist(), strict=True):
         if shown == len(truncated.rows) or truncated.rows[shown] != row:
             continue
-        repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same
+        repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same text
         for note in table.notes[row]:
             if note.kind != repeated:
                 if note not in parts:
                     parts[note] = note_part(table, note)
                 yield shown, parts[note]
-    found_inside = marks_inside(table, series, truncated.rows[left_out.closed])
-    for shown, found in zip(left_out.closed.tolist(), found_inside, strict=True):
-        if found:
-            yield shown, Part(YELLOW, found)
+    counts_inside = marks_inside(table, series, truncated.rows[left_out.closed])
+    for shown, count in zip(left_out.closed.tolist(), counts_inside, strict=True):
+        if count:
+            yield shown, Part(YELLOW, count)
         yield shown, Part(DIM, left_out.inside(shown))
     may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
     is_empty = table.end[truncated.rows] == truncated.rows + 1
@@ -343,14 +343,14 @@ def _badges(
 
 
 MAX_LEVELS = 40  # of indentation; deeper rows show their depth as a number
-# Where the width is limited: the least columns of a key, a type, the details; of a label behind a long guide
+# With a limited width: the minimum widths of a key, a type and the details, and of a label after a long guide
 _KEY, _TYPE, _DETAILS = 16, 12, 20
 _LABEL = 10
-_ASKED, _SHORT = 2, 28  # columns that were asked for; the columns of a type that is shortened beside them
-_TRIM = 6  # columns that a type gives up for the last column beside it
+_REQUESTED, _SHORT = 2, 28  # requested columns; the width of a shortened type next to them
+_TRIM = 6  # how much a type is shortened so that the last column fits
 _HEADLINE = 500  # characters of a part
-_TROUBLE, _TROUBLE_WANTS = 14, 30  # the least and the preferred columns of details that report a problem, else a fifth
-_SHORTEST_LINE = 4  # characters, with its end
+_TROUBLE, _TROUBLE_WANTS = 14, 30  # minimum and preferred width of details that report a problem; in between a fifth
+_SHORTEST_LINE = 4  # characters, with the line break
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
 
@@ -364,20 +364,19 @@ def text(
     fold: bool = False,
     budget: int | None = None,
 ) -> str:
-    """The tree as text, a line for each row: its key, its type, the view's columns, badges and static fields.
+    """The tree as text, one line per row: key, type, the view's columns, badges and static fields.
 
-    The first line sums up the tree. Columns that repeat the type, the shape or the dtype are left out. Each line shows
-    the last value and a sparkline of the first series, whose outliers ("worst leaves") are listed below the tree.
-    Rows deeper than `view.depth` are not shown. Costs a few µs a row, linear in the number of rows
-    at any depth.
+    The first line summarizes the tree. Columns that repeat the type, the shape or the dtype are left out. Each line
+    shows the last value and a sparkline of the first series, whose outliers ("worst leaves") are listed below the tree.
+    Rows deeper than `view.depth` are left out. Takes a few µs per row at any depth.
 
     Args:
-      width: The most columns of a line. None: no limit.
-      max_rows: The most lines of rows: see `first_rows`. None: all.
+      width: The maximum width of a line. None: no limit.
+      max_rows: The maximum number of rows; see `first_rows`. None: all.
       color: Write ANSI colours; see `terminal_color`.
       glyphs: The characters to draw with; see `glyphs_of`.
-      fold: Show a run of alike siblings as one row; see `treeviz.views.text.rows`.
-      budget: The most characters: as many rows as fit, but never less than the headline and the root.
+      fold: Collapse identical siblings into one row; see `treeviz.views.text.rows`.
+      budget: The maximum number of characters: as many rows as fit, at least the headline and the root.
     """
     brief = in_brief(view)
     brief = folded(brief) if fold else brief
@@ -392,27 +391,27 @@ def text(
 
 
 def lines(view: View, width: int | None = None) -> Iterator[str]:
-    """The lines of `text`, one after the other: those of 100,000 leaves would take 60 MB."""
+    """Iterate over the lines of `text`, which takes 60 MB for 100,000 leaves."""
     return _drawn(view, in_brief(view), width, None, False, terminal.UNICODE)
 
 
 def _drawn(
     whole: View, view: View, width: int | None, max_rows: int | None, color: bool, glyphs: Glyphs
 ) -> Iterator[str]:
-    """The lines of a view in brief. Its outliers are those of the whole one."""
+    """The lines of a brief view, with the outliers of the whole view."""
     table, series = view.table, view.series
     truncated = first_rows(view, max_rows, view.depth)
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
     details = Details(table, truncated, left_out, series, glyphs)
-    beside = filter(
-        _says_something, columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
+    shown_columns = filter(
+        _has_text, columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
     )
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
-        *(bracketed(each, glyphs) for each in beside),
+        *(bracketed(cell, glyphs) for cell in shown_columns),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
@@ -449,7 +448,7 @@ def _drawn(
         yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
 
 
-def _says_something(cells: Cells) -> bool:
+def _has_text(cells: Cells) -> bool:
     return any(text and not text.isspace() for text in cells.texts)
 
 
@@ -480,16 +479,15 @@ class _Room(NamedTuple):
 def _room(width: int | None, key: int, cells: list[Cells], details: Details, glyphs: Glyphs) -> _Room:
     """Divide the width: names first, then types, then columns, then details.
 
-    No name is cut, and no indentation given up, while a column of sizes stands. Of the columns those of sizes go first,
-    then the last one of the least urgent. What was asked for, the first column or the series, stays: names that do not
-    fit beside it and short types get 45 % of the width, and what is left. No other column goes for a name that is cut
-    anyway.
+    Columns are dropped before names are cut or indentation is reduced: first sizes, then the last of the least urgent
+    columns. The requested column (the first one, or the series) stays: names that do not fit next to it and to short
+    types get 45 % of the width, and the rest. No other column is dropped for a name that is cut anyway.
     """
     if width is None:
         return _Room(2**31, min(key, _UNLIMITED_KEY), cells, 2**31)
 
-    def left(key: int) -> int:
-        """The columns that the cells leave for the details."""
+    def remaining(key: int) -> int:
+        """The width that the cells leave for the details."""
         return width - key - sum([len(GAP) + cell.width for cell in cells]) - len(GAP)
 
     none = -len(GAP)
@@ -499,54 +497,56 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     needed = max(details.inside, trouble if details.any_trouble else none)
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
-    asked = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
-    if len({cell.name for cell in asked}) == len(asked) and not any(cell.is_label for cell in asked):  # no curves
-        asked.sort(key=_urgency, reverse=True)
-    kept = sum([len(GAP) + cell.width for cell in asked if cell.name == asked[0].name])
-    most = width - least - kept - needed - 2 * len(GAP)
-    names = min(key, max(_KEY, width * 45 // 100, most if key <= most or not asked else 0))
-    while left(names) < wanted and any(cell.is_extra for cell in cells):
+    requested = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
+    if len({cell.name for cell in requested}) == len(requested) and not any(
+        cell.is_label for cell in requested
+    ):  # no sparklines
+        requested.sort(key=_urgency, reverse=True)
+    kept = sum([len(GAP) + cell.width for cell in requested if cell.name == requested[0].name])
+    widest = width - least - kept - needed - 2 * len(GAP)
+    names = min(key, max(_KEY, width * 45 // 100, widest if key <= widest or not requested else 0))
+    while remaining(names) < wanted and any(cell.is_extra for cell in cells):
         last = max(i for i, cell in enumerate(cells) if cell.is_extra)
         cells = cells[:last] + cells[last + 1 :]
-    if left(names) < needed:
+    if remaining(names) < needed:
         cells = [narrowed(cells[0], type_, glyphs), *cells[1:]]
     for i, cell in enumerate(cells):
-        if left(names) < wanted:
-            cells[i] = without_origins(cell, wanted - left(names), glyphs)
-    while len(cells) > 1 and left(names) < needed:
+        if remaining(names) < wanted:
+            cells[i] = without_origins(cell, wanted - remaining(names), glyphs)
+    while len(cells) > 1 and remaining(names) < needed:
         sizes = [cell for cell in cells[1:] if cell.is_size]
-        short = cells[0].width - needed + left(names)
+        short = cells[0].width - needed + remaining(names)
         shortest = max(_TYPE, cells[0].width - _TRIM) if len(cells) == 2 else width
-        if short >= (shortest if sizes or len(cells) > 1 + _ASKED else least):
+        if short >= (shortest if sizes or len(cells) > 1 + _REQUESTED else least):
             cells = [narrowed(cells[0], short, glyphs), *cells[1:]]
             break
-        elements = [cell for cell in sizes if cell.name == "elements"]  # the shapes say as much
+        elements = [cell for cell in sizes if cell.name == "elements"]  # the shapes imply them
         last = [*cells, *(sizes if len(sizes) < len(cells) - 1 else []), *elements][-1]
-        if last in asked and not last.is_label:
-            numbers = [cell for cell in reversed(cells) if cell in asked and not cell.is_label]
-            last = min(numbers, key=lambda cell: (cell.name == asked[0].name, _urgency(cell)))
-        narrow = last.width - (needed - left(names))
+        if last in requested and not last.is_label:
+            numbers = [cell for cell in reversed(cells) if cell in requested and not cell.is_label]
+            last = min(numbers, key=lambda cell: (cell.name == requested[0].name, _urgency(cell)))
+        narrow = last.width - (needed - remaining(names))
         shorter = [narrowed(last, narrow, glyphs)] if last.is_label and narrow >= _TYPE else []
-        if not shorter and asked and (last.is_label or last.name == asked[0].name):
+        if not shorter and requested and (last.is_label or last.name == requested[0].name):
             cells = [narrowed(cells[0], least, glyphs), *cells[1:]]
-            if last.is_label and 0 < (over := sign - left(names)) <= last.width - _TYPE:
+            if last.is_label and 0 < (over := sign - remaining(names)) <= last.width - _TYPE:
                 cells[cells.index(last)] = narrowed(last, last.width - over, glyphs)
-            if left(names) >= sign:  # lines below the tree say in full what is cut of the details
-                needed = min(needed, left(names))
+            if remaining(names) >= sign:  # lines below the tree contain the details that are cut
+                needed = min(needed, remaining(names))
                 break
         cells = [*(cell for cell in cells if cell is not last), *shorter]
-    key = min(key, max(names, names + left(names) - needed), width)
-    missing = needed - left(key)
+    key = min(key, max(names, names + remaining(names) - needed), width)
+    missing = needed - remaining(key)
     if missing > 0:
         cells = [narrowed(cells[0], max(_TYPE, cells[0].width - missing), glyphs), *cells[1:]]
-    missing = none - left(key)
+    missing = none - remaining(key)
     if missing > 0:  # too narrow for anything but keys
         cells = [narrowed(cells[0], cells[0].width - missing, glyphs)] if cells[0].width - missing > 0 else []
-    return _Room(width, key, cells, max(0, left(key)))
+    return _Room(width, key, cells, max(0, remaining(key)))
 
 
 def _urgency(cell: Cells) -> int:
-    """Which of several numbers of values matter most: how many are not finite, then magnitudes."""
+    """The importance of a column of statistics: first counts of non-finite values, then magnitudes."""
     return 2 if "NaN" in cell.title or "Inf" in cell.title else int("rms" in cell.title)
 
 
@@ -563,24 +563,24 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
 
 
 def _colored(text: str, style: str) -> str:
-    """A cell in its color, or in which NaN is red, and what is inherited dim."""
+    """A cell in its color; by default inherited text is dim, and NaN is red."""
     style = style or (DIM if INHERITED in text else "")
     return f"{style}{text}{RESET}" if style else text.replace(BAD, f"{RED}{BAD}{RESET}")
 
 
 def _siblings(table: TreeTable, rows: np.ndarray) -> list[list[int]]:
-    """The row before and the row after each among its siblings, or itself, as indices into the rows."""
+    """The siblings before and after each row, or the row itself, as indices into the rows."""
     parents = table.parent[rows]
     order = np.argsort(parents, kind="stable")
     is_next = parents[order[1:]] == parents[order[:-1]]
-    beside = np.stack([np.arange(len(rows))] * 2, axis=1)
-    beside[order[1:][is_next], 0] = order[:-1][is_next]
-    beside[order[:-1][is_next], 1] = order[1:][is_next]
-    return beside.tolist()
+    neighbors = np.stack([np.arange(len(rows))] * 2, axis=1)
+    neighbors[order[1:][is_next], 0] = order[:-1][is_next]
+    neighbors[order[:-1][is_next], 1] = order[1:][is_next]
+    return neighbors.tolist()
 
 
 def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs, others: list[str]) -> tuple[str, str]:
-    """The guide and the key in at most `width` columns; keeps the end of a long guide, and what differs from others."""
+    """The guide and the key in at most `width` columns, with the end of a long guide and the part that others lack."""
     room = max(min(4, display_width(label)), width - len(prefix))
     prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
     return prefix, cut_inside(label, width - len(prefix), glyphs.dots, others)
