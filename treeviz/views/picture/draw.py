@@ -1,4 +1,4 @@
-"""The first rows of a view as a picture: shapes positioned in pixels."""
+"""Draw the first rows of a view as shapes in pixels, and write the picture as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from treeviz.views.text.terminal import Glyphs, cut, display_width
 from treeviz.views.text.text import LeftOut, guides, in_brief, key_labels
 from treeviz.views.view import View
 
-# The shapes of a picture, their colours and sizes.
+# The shapes of a picture, their colours and sizes
 
 FONT = 13
 CHARACTER = 8  # at least a character's width: 0.60 of FONT in most fonts, rounded up by some programs
 ROW, GAP = 22, 18
 
-# role -> its light and its dark colour, as in the page
+# role -> light and dark colour, as in the page
 COLORS = {
     "paper": ("#ffffff", "#16181c"),
     "raised": ("#f6f7f9", "#1b1e23"),
@@ -73,7 +73,7 @@ class Text(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A rectangle: filled, or its border only."""
+    """A rectangle, filled or only its border."""
 
     x: float
     y: float
@@ -100,7 +100,7 @@ class Curve(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Rectangles of a color of the heat map, which is the same on light and dark: x, y, width and height of each."""
+    """Rectangles (x, y, width, height) in a color of the heat map, which is the same on light and dark paper."""
 
     rectangles: list[tuple[float, float, float, float]]
     color: str
@@ -113,8 +113,8 @@ class Picture(NamedTuple):
     """Shapes in drawing order: later ones cover earlier ones.
 
     Attributes:
-      description: What is to be seen, for readers who cannot.
-      inches: How wide it is on paper; None: as wide as on a screen.
+      description: The contents in words, for screen readers.
+      inches: The width on paper; None: as wide as on a screen.
     """
 
     title: str
@@ -129,10 +129,10 @@ def inches_of(width: str) -> float:
     """The inches in "84mm", "8.4cm" or "3.3in".
 
     Raises:
-      ValueError: It is none of these, or below an inch.
+      ValueError: Another format, or less than an inch.
     """
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(mm|cm|in)", width)
-    inches = float(found[1]) / {"mm": 25.4, "cm": 2.54, "in": 1}[found[2]] if found else 0.0
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(mm|cm|in)", width)
+    inches = float(match[1]) / {"mm": 25.4, "cm": 2.54, "in": 1}[match[2]] if match else 0.0
     if inches < 1:
         raise ValueError(f"save: width={width!r}: give the width of a picture on paper, as '84mm', '8.4cm' or '3.3in'.")
     return inches
@@ -142,17 +142,17 @@ def width_of(content: str) -> float:
     return CHARACTER * display_width(content)
 
 
-# The columns of a picture: the shapes of each cell.
+# The columns of a picture: the shapes of each cell
 
 GLYPHS = Glyphs("+--", "`--", "|  ", "   ", "…", " · ", "▏▎▍▌▋▊▉█", " ▁▂▃▄▅▆▇█")
-_TITLE = 32  # most characters
+_TITLE = 32  # characters at most
 LOG_SCALE = ", log scale"
-_N_POINTS, _POINT = 64, 2  # points of a sparkline; pixels between two of them
-_CROSS, _CROSSES = 2.5, 7  # pixels: half a cross; the least distance of two crosses
+_N_POINTS, _POINT = 64, 2  # points of a sparkline; pixels between two points
+_CROSS, _CROSSES = 2.5, 7  # pixels: half a cross; minimum distance of two crosses
 
 
 class SparklineColumn:
-    """The last value and the sparkline of every row, with crosses where a value is NaN or Inf."""
+    """The last value and the sparkline of every row, with crosses for NaN and Inf."""
 
     def __init__(self, series: Series, rows: np.ndarray) -> None:
         self.x = 0.0
@@ -176,12 +176,12 @@ class SparklineColumn:
 
 
 def curves(xs: np.ndarray, shapes: Shapes, row: int, top: float, height: float) -> Iterator[Curve]:
-    """The line of a sparkline, and crosses where it is not finite."""
+    """The line of a sparkline, and crosses for values that are not finite."""
     heights, is_zero, is_bad = (part[row] for part in shapes)
-    places = np.where(is_zero, 0.0, heights)
-    points = [(float(x), top + height * (1 - place)) for x, place in zip(xs, places, strict=True)]
+    levels = np.where(is_zero, 0.0, heights)
+    points = [(float(x), top + height * (1 - level)) for x, level in zip(xs, levels, strict=True)]
     runs = groupby(points, key=lambda point: bool(np.isnan(point[1])))
-    lines = [_at_least_a_dash(list(run)) for is_nothing, run in runs if not is_nothing]
+    lines = [_at_least_a_dash(list(run)) for is_gap, run in runs if not is_gap]
     if lines:
         yield Curve(lines, "accent")
     crosses = list(_crosses(xs[is_bad].tolist(), top + height / 2))
@@ -190,7 +190,7 @@ def curves(xs: np.ndarray, shapes: Shapes, row: int, top: float, height: float) 
 
 
 def _at_least_a_dash(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A single point would be invisible."""
+    """Widen a single point, which would be invisible."""
     (x, y), *rest = line
     return line if rest else [(x - 1, y), (x + 1, y)]
 
@@ -211,7 +211,7 @@ def _content_role(content: str) -> str:
 
 
 class CellColumn:
-    """The cells of one column; a bar behind summed bytes shows their share."""
+    """The cells of one column; bars behind summed bytes show their share."""
 
     def __init__(self, table: TreeTable, column: Column, rows: np.ndarray) -> None:
         self.x = 0.0
@@ -229,7 +229,7 @@ class CellColumn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing, as zeros, which are not shown."""
+        """Whether no cell has text, for example if all values are zeros, which are not shown."""
         return not any(map(str.strip, self._texts))
 
     def title(self, y: float) -> Text:
@@ -254,7 +254,7 @@ class CellColumn:
         return Text(x, y, content, role, "end" if self._is_right else "start")
 
 
-# The heat map of a picture: a strip of colors for each row, steps from left to right, as in the page.
+# The heat map: a strip of colors for each row, steps from left to right, as in the page
 
 # Cividis, as in assets/series/colors.js.
 STOPS = (
@@ -267,42 +267,42 @@ _HALF_CROSS = 3  # pixels: half a cross
 
 
 class HeatMapColumn:
-    """The strips of all rows; crosses where a value is NaN or Inf, a line where it is zero on a logarithmic scale.
+    """The strips of all rows, with crosses for NaN and Inf, and lines for zeros on a logarithmic scale.
 
     Attributes:
-      ends: The values of the first and the last color, as text: the fences of a box plot (Tukey 1977), so that outliers
-        have those colors, too.
+      ends: The values of the first and last color, as text: the fences of a box plot (Tukey 1977), so that outliers
+        also have these colors.
     """
 
     def __init__(self, series: Series, rows: np.ndarray, width: float = WIDTH) -> None:
         self.x, self.width = 0.0, width
-        few = self._series = thinned(series_of(series, rows), _N_CELLS)
-        values = few.values.astype(np.float64)
-        self._is_bad = few.bad | np.isinf(values)
-        known = np.isfinite(values) & ~self._is_bad & ((values > 0) | (not few.log))
-        self._is_zero = few.log & (values == 0) & ~self._is_bad
+        thin = self._series = thinned(series_of(series, rows), _N_CELLS)
+        values = thin.values.astype(np.float64)
+        self._is_bad = thin.bad | np.isinf(values)
+        known = np.isfinite(values) & ~self._is_bad & ((values > 0) | (not thin.log))
+        self._is_zero = thin.log & (values == 0) & ~self._is_bad
         levels = np.where(
-            known, np.log10(values, out=np.zeros(values.shape), where=known) if few.log else values, np.nan
+            known, np.log10(values, out=np.zeros(values.shape), where=known) if thin.log else values, np.nan
         )
         low, high = _ends(levels[known])
-        self.ends = tuple(number_text(float(f"{10**end if few.log else end:.2g}")) for end in (low, high))
-        place = np.nan_to_num((levels - low) / max(high - low, 1e-9)).clip(0, 1)
-        self._codes = np.where(known, (place * (len(_COLORS) - 1)).round(), -1).astype(int)
+        self.ends = tuple(number_text(float(f"{10**end if thin.log else end:.2g}")) for end in (low, high))
+        color_index = np.nan_to_num((levels - low) / max(high - low, 1e-9)).clip(0, 1)
+        self._codes = np.where(known, (color_index * (len(_COLORS) - 1)).round(), -1).astype(int)
 
     @property
-    def words(self) -> str:
-        """What is to be seen, for readers who cannot."""
-        few = self._series
-        scale = ", log scale" if few.log else ""
-        of = f"the {few.title} of each row over steps {few.first_steps[0]} to {few.last_steps[-1]}"
-        return f"A heat map shows {of}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
+    def description(self) -> str:
+        """The contents in words, for screen readers."""
+        series = self._series
+        scale = ", log scale" if series.log else ""
+        values = f"the {series.title} of each row over steps {series.first_steps[0]} to {series.last_steps[-1]}"
+        return f"A heat map shows {values}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
 
     def place(self, steps: np.ndarray) -> np.ndarray:
         """The x of each step."""
         first, last = self._series.first_steps, self._series.last_steps
-        at = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
-        part = ((steps + 0.5 - first[at]) / (last[at] - first[at] + 1)).clip(0, 1)
-        return self.x + self.width * (at + part) / len(first)
+        index = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
+        fraction = ((steps + 0.5 - first[index]) / (last[index] - first[index] + 1)).clip(0, 1)
+        return self.x + self.width * (index + fraction) / len(first)
 
     def title(self, y: float) -> Iterator[Text]:
         first, last = f"step {self._series.first_steps[0]}", str(self._series.last_steps[-1])
@@ -311,7 +311,7 @@ class HeatMapColumn:
             yield Text(self.x + self.width, y, last, "dim", "end")
 
     def legend(self, y: float) -> Iterator[Text | Cells]:
-        """The colors and the values that they stand for, below the strips."""
+        """The colors and the values that they represent, below the strips."""
         low, high = (f"≤ {self.ends[0]}", f"≥ {self.ends[1]}")
         side, middle = self.width / 3, self.width / 3 / len(_COLORS)
         yield Text(self.x + side - 6, y + 15, low, "dim", "end")
@@ -323,12 +323,12 @@ class HeatMapColumn:
         n = self._codes.shape[1]
         step = self.width / max(n, 1)
         strips: dict[int, list[tuple[float, float, float, float]]] = {}
-        at = 0
+        start_column = 0
         for code, run in groupby(self._codes[shown].tolist()):
             length = len(list(run))
             if code >= 0:
-                strips.setdefault(code, []).append((self.x + at * step, y + 1, length * step, ROW - 2))
-            at += length
+                strips.setdefault(code, []).append((self.x + start_column * step, y + 1, length * step, ROW - 2))
+            start_column += length
         for code, rectangles in sorted(strips.items()):
             yield Cells(rectangles, _COLORS[code])
         for start, end in _runs(self._is_zero[shown]):
@@ -349,7 +349,7 @@ class HeatMapColumn:
 
 
 def _ends(levels: np.ndarray) -> tuple[float, float]:
-    """The fences of a box plot, or the least and the greatest level if these are nearer."""
+    """The fences of a box plot, or the lowest and highest level if closer."""
     if not levels.size:
         return 0.0, 1.0
     first, third = np.percentile(levels, [25, 75])
@@ -362,11 +362,11 @@ def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-# A picture as SVG.
+# Write a picture as SVG
 
 
 def svg(picture: Picture) -> str:
-    """The picture as SVG, in light or dark colours as the reader's system has it. It makes no network request."""
+    """The picture as SVG, light or dark as set in the reader's system. It makes no network requests."""
     dark = "".join(f".{role}{{fill:{color}}}.{role}-line{{stroke:{color}}}" for role, (_, color) in COLORS.items())
     width, height = str(picture.width), str(picture.height)
     if picture.inches is not None:
@@ -385,7 +385,7 @@ def svg(picture: Picture) -> str:
 
 
 def _element(shape: Shape) -> str:
-    """The light colours are attributes, which every SVG reader knows; the dark ones need a style sheet."""
+    """Light colours are attributes, which every SVG reader supports; dark ones need a style sheet."""
     if isinstance(shape, Cells):
         path = "".join(
             f"M{x:.1f} {y:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, y, width, height in shape.rectangles
@@ -405,21 +405,23 @@ def _element(shape: Shape) -> str:
             color = f'class="{shape.role}-line" stroke="{light}" fill="none"'
         radius = f'rx="{shape.radius:g}" ' if shape.radius else ""
         return f"<rect {places} {radius}{color}/>"
-    how = ' text-anchor="end"' if shape.anchor == "end" else ""
-    how += ' font-weight="bold"' if shape.is_bold else ""
+    style = ' text-anchor="end"' if shape.anchor == "end" else ""
+    style += ' font-weight="bold"' if shape.is_bold else ""
     content = escaped(_printable(shape.text))
-    return f'<text x="{shape.x:g}" y="{shape.y:g}" class="{attribute(shape.role)}" fill="{light}"{how}>{content}</text>'
+    return (
+        f'<text x="{shape.x:g}" y="{shape.y:g}" class="{attribute(shape.role)}" fill="{light}"{style}>{content}</text>'
+    )
 
 
 def _printable(content: str) -> str:
-    """Without control characters, which XML cannot hold even as escapes."""
+    """The text without control characters, which XML cannot hold even as escapes."""
     return visible(content, 2000)
 
 
-# A picture as PNG, drawn by matplotlib in its own font, DejaVu Sans Mono.
+# Write a picture as PNG, drawn by matplotlib in its own font, DejaVu Sans Mono
 
 SCALE = 2  # image pixels per picture pixel, for high-density screens
-_PNG_POINT = 72 / 100  # points in a pixel of the picture: the figure has 100 pixels an inch
+_PNG_POINT = 72 / 100  # points per picture pixel: the figure has 100 pixels per inch
 
 
 def png(picture: Picture) -> bytes:
@@ -436,15 +438,19 @@ def png(picture: Picture) -> bytes:
             "save: a PNG is drawn by matplotlib, which is not installed: pip install 'jax-treeviz[png]'. "
             "The same picture as .svg needs nothing."
         ) from error
-    # Not pyplot, which would keep the figure. The user's rcParams are not read.
+    # pyplot would keep the figure. The user's rcParams are not read.
     figure = Figure((picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0])
     for order, shape in enumerate(picture.shapes):
         artist = _artist(shape, picture.height, order)
         figure.add_artist(artist, clip=False)
     data = BytesIO()
-    said = {"Software": None, "Title": visible(picture.title, 2000), "Description": visible(picture.description, 2000)}
+    metadata = {
+        "Software": None,
+        "Title": visible(picture.title, 2000),
+        "Description": visible(picture.description, 2000),
+    }
     dpi = 100 * SCALE if picture.inches is None else picture.width * SCALE / picture.inches
-    FigureCanvasAgg(figure).print_png(data, metadata=said, pil_kwargs={"dpi": (dpi, dpi)})
+    FigureCanvasAgg(figure).print_png(data, metadata=metadata, pil_kwargs={"dpi": (dpi, dpi)})
     return data.getvalue()
 
 
@@ -455,8 +461,8 @@ def _artist(shape: Shape, height: int, order: int):
     to_pixels = Affine2D().translate(0, -height).scale(SCALE, -SCALE)
     if isinstance(shape, Cells):
         corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in shape.rectangles]
-        how = {"facecolor": shape.color, "linewidth": 0, "antialiased": False}
-        return collections.PolyCollection(corners, transform=to_pixels, zorder=order, **how)
+        style = {"facecolor": shape.color, "linewidth": 0, "antialiased": False}
+        return collections.PolyCollection(corners, transform=to_pixels, zorder=order, **style)
     color = COLORS[shape.role][0]
     if isinstance(shape, Line):
         return lines.Line2D(
@@ -523,13 +529,13 @@ def _drawable(content: str) -> str:
 
 @cache
 def _characters() -> frozenset[int]:
-    """The code points that the font has."""
+    """The code points in the font."""
     from matplotlib.font_manager import get_font
 
     return frozenset(get_font(_font_file(False)).get_charmap())
 
 
-# The scalars of a run in a picture: a line of each above the rows, over the steps of the heat map, as in the page.
+# The scalars of a run: one line each above the rows, over the steps of the heat map, as in the page
 
 LINE = 32  # pixels, as in the page
 _MOST, _NAME, _N_SCALAR_POINTS = 6, 32, 128  # lines; characters of a name; points of a curve
@@ -540,29 +546,29 @@ class ScalarLines:
     """The names, the last values and the curves of the first six scalars."""
 
     def __init__(self, scalars: Sequence[Series], heat_map: HeatMapColumn) -> None:
-        self._all = [thinned(each, _N_SCALAR_POINTS) for each in scalars[:_MOST]]
+        self._all = [thinned(scalar, _N_SCALAR_POINTS) for scalar in scalars[:_MOST]]
         self._heat_map = heat_map
         self.height = LINE * len(self._all)
 
     @property
-    def words(self) -> str:
-        """What is to be seen, for readers who cannot."""
-        said = [f"{each.title} (last {last_texts(each, _ROW)[0]}, {_range(each)})" for each in self._all]
-        return f"Curves above it show {', '.join(said)}." if said else ""
+    def description(self) -> str:
+        """The contents in words, for screen readers."""
+        texts = [f"{scalar.title} (last {last_texts(scalar, _ROW)[0]}, {_range(scalar)})" for scalar in self._all]
+        return f"Curves above it show {', '.join(texts)}." if texts else ""
 
     def shapes(self, left: float, top: float) -> Iterator[Text | Line | Curve]:
         heat_map = self._heat_map
-        for i, each in enumerate(self._all):
+        for i, scalar in enumerate(self._all):
             y = top + i * LINE
-            (last,), name = last_texts(each, _ROW), cut(each.title, _NAME)
+            (last,), name = last_texts(scalar, _ROW), cut(scalar.title, _NAME)
             yield Line(left, y + LINE, heat_map.x + heat_map.width, y + LINE, "line")
             yield Text(left, y + 21, name, "ink")
             yield Text(left + width_of(name) + GAP / 2, y + 21, last, "ink", is_bold=True)
-            if left + width_of(name) + width_of(last) + width_of(_range(each)) + 2 * GAP < heat_map.x:
-                yield Text(heat_map.x - GAP, y + 21, _range(each), "dim", "end")
-            steps = (each.first_steps + each.last_steps) / 2
-            yield from curves(heat_map.place(steps), shapes_of(each, _ROW, _N_SCALAR_POINTS), 0, y + 4, LINE - 8)
-            for mark in each.marks:
+            if left + width_of(name) + width_of(last) + width_of(_range(scalar)) + 2 * GAP < heat_map.x:
+                yield Text(heat_map.x - GAP, y + 21, _range(scalar), "dim", "end")
+            steps = (scalar.first_steps + scalar.last_steps) / 2
+            yield from curves(heat_map.place(steps), shapes_of(scalar, _ROW, _N_SCALAR_POINTS), 0, y + 4, LINE - 8)
+            for mark in scalar.marks:
                 (x,) = heat_map.place(steps[mark.column : mark.column + 1])
                 yield Line(x, y + 2, x, y + LINE - 2, "bad")
 
@@ -571,36 +577,36 @@ def _range(series: Series) -> str:
     low = series.values if series.low is None else series.low
     high = series.values if series.high is None else series.high
     ends = np.fmin.reduce(low, axis=None, initial=np.inf), np.fmax.reduce(high, axis=None, initial=-np.inf)
-    said = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{LOG_SCALE * series.log}"
-    return said if ends[0] < ends[1] else ""
+    text = f"{number_text(float(ends[0]))} … {number_text(float(ends[1]))}{LOG_SCALE * series.log}"
+    return text if ends[0] < ends[1] else ""
 
 
 MAX_ROWS = 80
 LEVEL, MARGIN = 16, 14  # pixels
 _MAX_LEVELS = 24
-_KEY, _TYPE, _DETAIL, _LINE = 72, 56, 56, 110  # most characters of a key, a type, a badge, a line above the tree
+_KEY, _TYPE, _DETAIL, _LINE = 72, 56, 56, 110  # characters of a key, a type, a badge, a line above the tree
 
 _BADGE_ROLES = {"error": "bad", "cycle": "bad", "hidden": "bad", "info": "dim"}
-IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that a row shows anyway
+IN_EVERY_ROW = ("key", "type", "kind", "shape", "dtype")  # columns that every row shows
 
 _POINTS = 7  # the height of text on paper
-_PARTS = ((_KEY, 0.34), (_TYPE, 0.3), (_LINE, 0.9))  # of the width on paper, for keys, types and the headline
-_DETAILS_PART, _BESIDE_HEAT = 0.45, 0.3  # at most for badges, which say what a difference is; beside a heat map
-_MOST_SAID = 5  # findings and notes in the description
+_PARTS = ((_KEY, 0.34), (_TYPE, 0.3), (_LINE, 0.9))  # shares of the width on paper, for keys, types and the headline
+_DETAILS_PART, _HEAT_MAP_PART = 0.45, 0.3  # largest share of the badges, without and with a heat map
+_MOST_DESCRIBED = 5  # findings and notes in the description
 
 AnyColumn = SparklineColumn | CellColumn | HeatMapColumn
 Badge = tuple[str, str]  # a text and a role
 
 
 def draw(view: View, *, inches: float | None = None) -> Picture:
-    """The first `MAX_ROWS` rows, the first ones of every subtree, each with its key, its type and the columns.
+    """Draw `MAX_ROWS` rows, the first ones of every subtree, with their keys, types and columns.
 
-    The cells are those of the text view. Each row shows the last value and a sparkline of the first series; badges show
-    the findings of all series; beside them stands a heat map of it.
+    The cells are those of the text view. Each row shows the last value, a sparkline and a heat map of the first series;
+    badges show the findings of all series.
 
     Args:
-      inches: The width on paper, where text is 7 points high: names and details are cut, and columns that do not fit
-        are left out.
+      inches: The width on paper, where text is 7 points high: names and details are shortened, and columns that do not
+        fit are left out.
     """
     scalars, view = view.scalars, folded(in_brief(view))
     room = math.inf if inches is None else int(inches * 72 / _POINTS * FONT)
@@ -614,12 +620,12 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
     omitted = {shown: left_out.text(shown) for shown in left_out.closed.tolist()}
     badges = list(row_badges(view, rows, omitted))
 
-    headline = _headline(table, [times_text(each) for each in view.series[:1]], n_line)
+    headline = _headline(table, [times_text(series) for series in view.series[:1]], n_line)
     top = MARGIN + ROW * len(headline) + ROW // 2  # of the titles
     indents = (LEVEL * np.minimum(table.depth[rows], _MAX_LEVELS + 2)).tolist()
     type_x = MARGIN + max(i + width_of(label) for i, label in zip(indents, labels, strict=True)) + GAP
     widest = max((width_of(text) + GAP for row in badges for text, _ in row), default=0)
-    until = room - MARGIN - min(widest, (_BESIDE_HEAT if view.series else _DETAILS_PART) * room)
+    until = room - MARGIN - min(widest, (_HEAT_MAP_PART if view.series else _DETAILS_PART) * room)
     columns, details_x = _columns(view, rows, type_x + max(map(width_of, types)) + GAP, until)
     heat_maps = [column for column in columns if isinstance(column, HeatMapColumn)]
     above = [ScalarLines(scalars, column) for column in heat_maps]
@@ -663,33 +669,38 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
         Box(0, top, width, ROW, "raised"),
         Line(0, top + ROW, width, top + ROW, "line"),
     ]
-    described = _description(view, len(rows), [each.words for each in (*heat_maps, *above)])
+    described = _description(view, len(rows), [part.description for part in (*heat_maps, *above)])
     return Picture(view.title, width, height, [*behind, *titles, *shapes], described, inches)
 
 
-def _description(view: View, n_rows: int, of_heat_maps: list[str]) -> str:
-    """What is to be seen, in words: the headline, how much of the tree, and what is marked in it first."""
+def _description(view: View, n_rows: int, heat_maps: list[str]) -> str:
+    """The contents in words: the headline, the number of rows, and the first findings and notes."""
     table = view.table
     notes = [
         f"{table[row].path or table.name}: {note_part(table, note).text}"
-        for row, some in table.notes.items()
-        for note in some
+        for row, row_notes in table.notes.items()
+        for note in row_notes
     ]
     marks = [f"{mark.kind}: {mark.text}" for series in view.series for mark in series.marks]
-    said = [*marks, *notes]
-    more = [f"and {len(said) - _MOST_SAID} more"] if len(said) > _MOST_SAID else []
-    what = f"{n_rows} of {len(table)} rows of a tree, with their types and sizes."
-    parts = [f"{', '.join(table.headline).rstrip('.')}.", what, *of_heat_maps, "; ".join([*said[:_MOST_SAID], *more])]
+    remarks = [*marks, *notes]
+    more = [f"and {len(remarks) - _MOST_DESCRIBED} more"] if len(remarks) > _MOST_DESCRIBED else []
+    summary = f"{n_rows} of {len(table)} rows of a tree, with their types and sizes."
+    parts = [
+        f"{', '.join(table.headline).rstrip('.')}.",
+        summary,
+        *heat_maps,
+        "; ".join([*remarks[:_MOST_DESCRIBED], *more]),
+    ]
     return visible(" ".join(filter(None, parts)), 2000)
 
 
 def _columns(view: View, rows: np.ndarray, x: float, room: float) -> tuple[list[AnyColumn], float]:
-    """The columns from `x` on that end before `room`, and the x after the last one."""
-    columns: list[AnyColumn] = [SparklineColumn(each, rows) for each in view.series[:1]]
-    beside = [column for column in view.columns_without_last_value if column.name not in IN_EVERY_ROW]
-    columns += [cells for column in beside if not (cells := CellColumn(view.table, column, rows)).is_empty]
-    heat_maps = [HeatMapColumn(each, rows, min(WIDTH, max(room - x, 0))) for each in view.series[:1]]
-    room -= sum(each.width + GAP for each in heat_maps)
+    """The columns that fit between `x` and `room`, and the x after the last one."""
+    columns: list[AnyColumn] = [SparklineColumn(series, rows) for series in view.series[:1]]
+    shown = [column for column in view.columns_without_last_value if column.name not in IN_EVERY_ROW]
+    columns += [cells for column in shown if not (cells := CellColumn(view.table, column, rows)).is_empty]
+    heat_maps = [HeatMapColumn(series, rows, min(WIDTH, max(room - x, 0))) for series in view.series[:1]]
+    room -= sum(heat_map.width + GAP for heat_map in heat_maps)
     fitting: list[AnyColumn] = []
     for column in columns:
         if x + column.width > room:
@@ -703,15 +714,15 @@ def _columns(view: View, rows: np.ndarray, x: float, room: float) -> tuple[list[
 
 def row_badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator[list[Badge]]:
     """The notes and findings of each row, and for a closed node the number of findings inside."""
-    found, inside = marks_by_row(view.series), marks_inside(view.table, view.series, rows)
+    marks, counts = marks_by_row(view.series), marks_inside(view.table, view.series, rows)
     for shown, row in enumerate(rows.tolist()):
         notes = view.table.notes.get(row, ())
         badges = [(note_part(view.table, note).text, _BADGE_ROLES.get(note.kind, "warm")) for note in notes]
-        for series, mark in found.get(row, ()):
+        for series, mark in marks.get(row, ()):
             text = f"{mark.kind} at {steps_text(series, mark.column)}"
             badges.append((text, _BADGE_ROLES.get(mark.severity, "warm")))
-        if shown in closed and inside[shown]:
-            badges.append((inside[shown], "warm"))
+        if shown in closed and counts[shown]:
+            badges.append((counts[shown], "warm"))
         yield badges
 
 
@@ -743,7 +754,7 @@ def _role(facts: Facts) -> str:
 
 
 def _guide_lines(prefix: str, y: int) -> Iterator[Text | Line]:
-    """The guide of a row as lines: those of its ancestors, and its own branch."""
+    """The guide of a row as lines: one for each ancestor, and its own branch."""
     half = y + ROW / 2
     above, own = prefix[:-3], prefix[-3:]
     n = 0
@@ -755,7 +766,7 @@ def _guide_lines(prefix: str, y: int) -> Iterator[Text | Line]:
     if own:
         x = MARGIN + LEVEL * n + 5
         number = above[3 * n :].strip()
-        if number:  # too deep to be drawn: its depth
+        if number:  # the depth, if too deep to be drawn
             yield Text(x, y + 15, number, "dim")
             return
         yield Line(x, y, x, half if own == GLYPHS.last else y + ROW, "line")

@@ -1,4 +1,4 @@
-"""The backend of a `TreeWidget`: the widget knows rows, its backend their nodes."""
+"""The backend of a `TreeWidget`: the widget handles rows, the backend the nodes of the tree."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from treeviz.views.tree_view import TreeView
 
 
 class Replaced(NamedTuple):
-    """What changed when a tree replaced another."""
+    """The changes when one tree replaced another."""
 
-    rows: np.ndarray  # int[n_rows before]: the new row of each old one; -1 if it is gone
+    rows: np.ndarray  # int[n_rows before]: the new row of each old row; -1 if removed
     changed: np.ndarray  # int[n_changed]: the new rows of leaves that differ
     n_added: int  # leaves
     n_gone: int
@@ -30,7 +30,7 @@ class Backend(Protocol):
         ...
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The objects of the rows; ReferenceError if one has been freed."""
+        """The objects of the rows; raises ReferenceError if one was freed."""
         ...
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
@@ -38,7 +38,7 @@ class Backend(Protocol):
         ...
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
-        """The nodes of another tree of the same structure at the places of the rows; LookupError if there are none."""
+        """The nodes of another tree of the same structure at these rows; raises LookupError if there are none."""
         ...
 
     def answer(

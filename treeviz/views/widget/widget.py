@@ -1,4 +1,4 @@
-"""TreeWidget: the page with a model that Python and the browser share. It needs two comm models for any tree."""
+"""TreeWidget: the page in a notebook, with state that Python and the browser share, through two comm models."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from treeviz.views.tree_view import TreeView
 from treeviz.views.view import outputs_share_a_page, publish, shell_of_notebook, shows_html
 from treeviz.views.widget.backend import Backend
 
-# Rows by key path. The browser does the same in assets/widget/sync.js and assets/tree/rows.js.
+# Rows by key path, as in assets/widget/sync.js and assets/tree/rows.js
 
-_ROWS_AT_FIRST = 30  # the most rows that the levels open at first may show
+_ROWS_AT_FIRST = 30  # rows that the initially open levels may show
 
 
 def path_name(table: TreeTable, row: int) -> str:
@@ -39,17 +39,17 @@ def row_of_path(table: TreeTable, text: str) -> int | None:
         return 0
     waiting = [(0, 0)]
     while waiting:
-        above, at = waiting.pop()
-        below = []
-        row, end = above + 1, int(table.end[above])
+        node, offset = waiting.pop()
+        children = []
+        row, end = node + 1, int(table.end[node])
         while row < end:
             keystr = table.key(row).keystr
-            if keystr and text.startswith(keystr, at):
-                if at + len(keystr) == len(text):
+            if keystr and text.startswith(keystr, offset):
+                if offset + len(keystr) == len(text):
                     return row
-                below.append((row, at + len(keystr)))
+                children.append((row, offset + len(keystr)))
             row = int(table.end[row])
-        waiting += reversed(below)
+        waiting += reversed(children)
     return None
 
 
@@ -62,18 +62,18 @@ def first_open(table: TreeTable, depth: int | None, most: int) -> list[int]:
     return [int(row) for row in np.flatnonzero(is_node & (table.depth < depth))[:most]]
 
 
-# The messages that a page may send: changes of four traits, and requests of an operation and integers.
+# The messages that a page may send: changes of four traits, and requests of an operation with integers
 
-FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # traits, in order of dependence
+FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # traits, in order of dependency
 OPERATIONS = frozenset({"detail", "slice", "statistics", "referrers", "treescope", "whole"})
-FROM_PYTHON = ("answer", "append", "log")  # what the page gets, and never sends
+FROM_PYTHON = ("answer", "append", "log")  # messages that the page only receives
 MOST_NUMBERS = 64  # of a request
 MOST_SELECTED = 10_000
 LONGEST_TEXT = 100_000  # characters of a path or a query
 
 
 def is_message(message: Any) -> bool:
-    """Whether a comm message has the form of those of our page."""
+    """Whether a comm message has the form of our page's messages."""
     try:
         data = message["content"]["data"]
         method, _ = data["method"], message["buffers"]
@@ -85,7 +85,7 @@ def is_message(message: Any) -> bool:
 
 
 def is_small(name: str, value: Any) -> bool:
-    """Whether `value` has a type and size to which the page may set the trait."""
+    """Whether the page may set the trait to a value of this type and size."""
     if name in ("query", "value"):
         return isinstance(value, str) and len(value) <= LONGEST_TEXT
     if isinstance(value, list) and len(value) <= MOST_SELECTED:
@@ -94,7 +94,7 @@ def is_small(name: str, value: Any) -> bool:
 
 
 def read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
-    """The operation, the number of the request, the version of the tree and the integers; or why it is invalid."""
+    """The operation, the request's number, the version of the tree and the integers; or why the request is invalid."""
     if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
         return "a message that is no request"
     operation, numbers = content["op"], content["numbers"]
@@ -108,7 +108,7 @@ def read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] 
     return operation, content["id"], content["version"], numbers
 
 
-# The private names of ipywidgets that the widget overrides or uses, and what is lost without them.
+# The private names of ipywidgets that the widget overrides or uses, and the consequence if one is missing
 
 _MIXED_UP = "what two threads set in a widget at the same time may be lost"
 PRIVATE = (
@@ -119,7 +119,7 @@ PRIVATE = (
 
 
 class _State(threading.local):
-    """The state of ipywidgets while it receives or sends a change, one for each thread."""
+    """The state of ipywidgets while it receives or sends a change, separate for each thread."""
 
     def __init__(self) -> None:
         self.from_the_page: dict[str, Any] = {}
@@ -131,56 +131,56 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
     """A widget whose traits several threads may set, such as a training loop and the handler of page messages.
 
     ipywidgets 8 stores in attributes of the widget which values came from the page and which are delayed. If threads
-    shared them, a change by one would be sent late or never. In a release without these names the properties are
-    unused, and the widget is as safe as any other of ipywidgets.
+    shared them, a change by one thread would be sent late or never. In a release without these names, the properties
+    are unused, and the widget is as safe as other ipywidgets.
     """
 
     def __init__(self, **traits: Any) -> None:
         warn_of_missing(PRIVATE)
-        self._of_thread = _State()
+        self._thread_state = _State()
         super().__init__(**traits)
 
     @property
     def _property_lock(self) -> dict[str, Any]:
-        return self._of_thread.from_the_page
+        return self._thread_state.from_the_page
 
     @_property_lock.setter
     def _property_lock(self, properties: dict[str, Any]) -> None:
-        self._of_thread.from_the_page = properties
+        self._thread_state.from_the_page = properties
 
     @property
     def _holding_sync(self) -> bool:
-        return self._of_thread.is_holding
+        return self._thread_state.is_holding
 
     @_holding_sync.setter
     def _holding_sync(self, is_holding: bool) -> None:
-        self._of_thread.is_holding = is_holding
+        self._thread_state.is_holding = is_holding
 
     @property
     def _states_to_send(self) -> set[str]:
-        return self._of_thread.to_send
+        return self._thread_state.to_send
 
     @contextmanager
     def hold_trait_notifications(self) -> Iterator[None]:
-        """Do not hold notifications: traitlets would hold those of all threads, and lose what another thread sets.
+        """Do not hold notifications: traitlets would hold those of all threads, and lose changes by other threads.
 
         `set_state` of ipywidgets enters this context.
         """
         yield
 
     def notify_change(self, change: Any) -> None:
-        """Send a change and what follows from it in one message; a partial one would be echoed back and overwrite
-        newer state.
+        """Send a change and its consequences in one message, since the echo of a partial one would overwrite newer
+        state.
         """
         with self.hold_sync():
             super().notify_change(change)
 
-    def set_what_follows(self, name: str, value: Any) -> None:
-        """Set a trait to what follows from another. A page that has set that one is not told: it knows, and may have
-        moved on.
+    def set_dependent(self, name: str, value: Any) -> None:
+        """Set a trait that depends on another. If the page set that one, the change is not sent: the page has computed
+        it, too, and may already have a newer value.
         """
-        if self._of_thread.from_the_page:
-            self._of_thread.from_the_page.setdefault(name, value)
+        if self._thread_state.from_the_page:
+            self._thread_state.from_the_page.setdefault(name, value)
         self.set_trait(name, value)
 
     def close(self) -> None:
@@ -204,19 +204,19 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         raise NotImplementedError
 
 
-# Check the messages of the page; answer them, or drop and log them.
+# Check the messages of the page; answer them, or drop and log them
 
 LINES_KEPT = 200
-# Of so many wrong messages each is logged, and told to the page; then the 32nd, the 64th, … An answer to every one
-# would let two sides that answer each other go on for ever.
-TOLD_AT_MOST = 16
+# The first invalid messages are all logged, here and in the page; then only the 32nd, the 64th, … Answering every one
+# could become an endless exchange.
+LOGGED_AT_FIRST = 16
 _logger = logging.getLogger("treeviz")
 
 
 class PageWidget(ThreadSafeWidget):
     """A widget that accepts from its page only what `requests` allows."""
 
-    _version: Any  # a trait: the number of trees shown before
+    _version: Any  # trait: the number of trees shown before
     _backend: Backend | None = None
 
     def __init__(self, **traits: Any) -> None:
@@ -235,13 +235,13 @@ class PageWidget(ThreadSafeWidget):
 
     @property
     def logged(self) -> list[str]:
-        """The last 200 problems of this widget, which the logger "treeviz" gets, too. Of bad messages of the page the
-        first 16, and then fewer and fewer.
+        """The last 200 problems of this widget, which are also sent to the logger "treeviz". After the first 16
+        invalid messages of the page, only the 32nd, the 64th, … are included.
         """
         return list(self._lines)
 
     def send_message(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
-        """Send an unrequested message; the handler `view.handlers[message["op"]]` of the page gets it."""
+        """Send an unrequested message to the page's handler `view.handlers[message["op"]]`."""
         self.send(message, list(buffers))
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
@@ -263,7 +263,7 @@ class PageWidget(ThreadSafeWidget):
         return is_valid
 
     def _take_request(self, content: Any, buffers: Any) -> None:
-        """Answer a request of the page with the same number."""
+        """Answer a request of the page, with the request's number."""
         if isinstance(content, dict) and content.get("do") in ("focus", "blur"):
             return  # ipywidgets' own
         if isinstance(content, dict) and content.get("op") in FROM_PYTHON:
@@ -289,14 +289,14 @@ class PageWidget(ThreadSafeWidget):
                 answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
             self.send({**answer, "op": "answer", "id": number}, parts)
 
-    def _drop(self, what: str, *, to_page: bool = True) -> None:
-        self._log_seldom(f"dropped from the page: {what}", to_page=to_page)
+    def _drop(self, description: str, *, to_page: bool = True) -> None:
+        self._log_seldom(f"dropped from the page: {description}", to_page=to_page)
 
     def _log_seldom(self, line: str, *, to_page: bool = True) -> None:
-        """Log a line about a message of the page that is wrong."""
+        """Log a line about an invalid message of the page, less often if there are many."""
         self._n_wrong = n = self._n_wrong + 1
-        if n <= TOLD_AT_MOST or n & (n - 1) == 0:
-            self._log(f"{line} ({n:,} until now)" if n > TOLD_AT_MOST else line, to_page=to_page)
+        if n <= LOGGED_AT_FIRST or n & (n - 1) == 0:
+            self._log(f"{line} ({n:,} until now)" if n > LOGGED_AT_FIRST else line, to_page=to_page)
 
     def _log(self, line: str, *, to_page: bool = True) -> None:
         """Log a line here, in the logger and, with `to_page`, in the page."""
@@ -307,13 +307,13 @@ class PageWidget(ThreadSafeWidget):
             self.send({"op": "log", "text": line})
 
 
-# Display a widget, and a fallback page for hosts where it does not appear.
+# Display a widget, and a fallback page for hosts that do not show widgets
 
 
 class DisplayedWidget(PageWidget):
     """A widget that displays itself in notebooks and terminals."""
 
-    _token: Any  # a trait: the fallback page finds its widget by it
+    _token: Any  # trait: identifies the widget for the fallback page
     _is_displayed = False
     _fallback_is_old = False
 
@@ -328,18 +328,18 @@ class DisplayedWidget(PageWidget):
         return {kind: static[kind]() if kind in static else data[kind] for kind in wanted}, metadata
 
     def _ipython_display_(self) -> None:
-        """Publish the widget, and as a second output its fallback page, which a later update can replace."""
+        """Publish the widget and, as a second output, its fallback page, which can be updated later."""
         if shell_of_notebook() is None or self._backend is None or not outputs_share_a_page():
             publish(*self._repr_mimebundle_())
             return
         data, metadata = self._repr_mimebundle_(exclude={"text/html", "text/plain"})
-        # Empty HTML, so that a host without widgets shows the second output only.
+        # With empty HTML, a host without widgets shows only the second output.
         publish({**data, "text/html": "", "text/plain": repr(self)}, metadata)
         publish(self._fallback(), {}, display_id=self._token)
         self._is_displayed = True
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        """Its view: no widget comes alive in treescope's page."""
+        """The view, since widgets do not work in the output of treescope."""
         if self._backend is None:
             return NotImplemented
         return self._backend.view.__treescope_repr__(path, subtree_renderer)
@@ -351,7 +351,7 @@ class DisplayedWidget(PageWidget):
         self._fallback_is_old = False
 
     def _renew_page_after_cell(self) -> None:
-        """The same once, after the cell has run."""
+        """Update the fallback page once, after the cell has run."""
         shell = shell_of_notebook()
         if shell is None or not self._is_displayed or self._fallback_is_old:
             return
@@ -385,7 +385,7 @@ class TreeWidget(DisplayedWidget):
 
     Attributes:
       value: The key path of the selected row, as `jax.tree_util.keystr` writes it; the tree's name for the root; "" if
-        none is selected. A path that is not in the tree may be set: then `selection` stays as it was.
+        none is selected. Setting a path that is not in the tree does not change `selection`.
       selection: The numbers of the selected rows; the last one is the row of `value`.
       query: The text of the search box.
       expanded: The key paths of the open nodes, parents before children; at most 2,000.
@@ -416,15 +416,15 @@ class TreeWidget(DisplayedWidget):
 
     @property
     def table(self) -> TreeTable:
-        """The `TreeTable` that is shown."""
+        """The displayed `TreeTable`."""
         return self._open_backend.view.table
 
     @property
     def tree(self) -> Any:
-        """The tree that is shown. Set it to show another: rows that are in both stay open, selected and in place.
+        """The displayed tree. Set it to show another tree: rows in both trees stay open, selected and in place.
 
         Raises:
-          ReferenceError: The tree has been freed; the widget does not keep it alive.
+          ReferenceError: The tree was freed; the widget does not keep it alive.
         """
         return self._open_backend.tree
 
@@ -433,7 +433,7 @@ class TreeWidget(DisplayedWidget):
         self.replace(tree)
 
     def replace(self, tree: Any, /, **trees: Any) -> None:
-        """Show another tree, with columns of other trees as in `treeviz.explore`; see `tree`."""
+        """Show another tree, with columns for other trees as in `treeviz.explore`; see `tree`."""
         backend = self._open_backend
         replaced = backend.replace(tree, trees)
         selected = self.selection
@@ -444,7 +444,7 @@ class TreeWidget(DisplayedWidget):
             self._packed = backend.view.packed
             self._version += 1
             rows = [row for row in moved if row >= 0]
-            if rows != selected:  # else keep what another thread selects
+            if rows != selected:  # otherwise keep a selection by another thread
                 self.selection = rows
             if selected:
                 self.value = path_name(self.table, rows[-1]) if rows else ""
@@ -455,7 +455,7 @@ class TreeWidget(DisplayedWidget):
 
         Args:
           renewed: The backend has a new view.
-          is_another: The new view has other rows.
+          is_another: The new view has different rows.
         """
         with self.hold_sync():
             self._live = status
@@ -474,13 +474,13 @@ class TreeWidget(DisplayedWidget):
         """The selected nodes and leaves: the objects themselves, not copies.
 
         Raises:
-          ReferenceError: One of them has been freed; the widget does not keep them alive.
+          ReferenceError: One of them was freed; the widget does not keep them alive.
         """
         return self._open_backend.nodes(self.selection)
 
     @property
     def selected_paths(self) -> list[tuple]:
-        """The key paths of the selected rows, as `jax.tree_util.tree_map_with_path` gives them.
+        """The key paths of the selected rows, as `jax.tree_util.tree_map_with_path` passes them.
 
         jax.tree_util.tree_map_with_path(lambda path, leaf: path in widget.selected_paths, params)   # a mask
         """
@@ -527,7 +527,7 @@ class TreeWidget(DisplayedWidget):
         """Keep `selection` and `value` consistent, whichever was set."""
         rows = self.selection  # read once: another thread may set it
         if self._backend is not None:
-            self.set_what_follows("value", path_name(self.table, rows[-1]) if rows else "")
+            self.set_dependent("value", path_name(self.table, rows[-1]) if rows else "")
 
     @traitlets.observe("value")
     def _follow_value(self, change: Any) -> None:
@@ -536,9 +536,9 @@ class TreeWidget(DisplayedWidget):
             return
         row = row_of_path(self.table, self.value) if self.value else None
         if row is not None or not self.value:
-            self.set_what_follows("selection", [] if row is None else [row])
+            self.set_dependent("selection", [] if row is None else [row])
         else:
-            # The page reports this itself.
+            # The page itself reports this.
             self._log(f"value: there is no {self.value[:200]} in {self.table.name}", to_page=False)
 
 
