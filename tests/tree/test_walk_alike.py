@@ -14,7 +14,7 @@ from sample_nodes import Layer, Point
 from sample_trees import SAMPLES
 
 from treeviz.tree.describers import Budget
-from treeviz.tree.walk import Alike, scan
+from treeviz.tree.walk import SimilarSiblings, scan
 
 pytestmark = pytest.mark.oldest_jax
 OVER_DEVICES = jax.sharding.NamedSharding(
@@ -26,7 +26,7 @@ FIELDS = ("depth", "parent", "end", "position", "key_codes", "fact_codes", "keys
 @pytest.fixture
 def n_taken(monkeypatch):
     """The numbers of rows that were added at once."""
-    numbers, take = [], Alike.take
+    numbers, take = [], SimilarSiblings.add_similar
 
     def taken(alike, above, row, room):
         before = len(alike._rows.nodes)
@@ -34,14 +34,14 @@ def n_taken(monkeypatch):
         numbers.append(len(alike._rows.nodes) - before)
         return n_expected
 
-    monkeypatch.setattr(Alike, "take", taken)
+    monkeypatch.setattr(SimilarSiblings, "add_similar", taken)
     return numbers
 
 
 def assert_same_rows(tree, budget: Budget = Budget()) -> None:  # noqa: B008
     another, others = scan(tree, budget=budget)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Alike, "take", lambda *_: 0)
+        patch.setattr(SimilarSiblings, "add_similar", lambda *_: 0)
         one, nodes = scan(tree, budget=budget)
     assert len(nodes) == len(others)
     assert all(a is b or str(a) == str(b) for a, b in zip(nodes, others, strict=True))  # a wrapper is made anew

@@ -1,4 +1,4 @@
-"""Walk a pytree once, without recursion, into a table."""
+"""Walk a pytree into a table, without recursion and within a budget of rows, levels and seconds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from treeviz.tree.level import BUILTIN_LEVELS, is_treedef
 from treeviz.tree.table import TreeTable, children_of, without_unused
 from treeviz.tree.text import class_name, error_text, guarded, module_name, visible
 
-# Notes that the walk can make only when it is done: about shared objects, and about totals that are not whole.
+# Notes written after the walk: shared objects, and totals that are incomplete
 
 Notes = dict[int, list[Note]]
 
-_MOST_CUT_NODES = 1_000  # nodes that say that some of them was left out
+_MOST_CUT_NODES = 1_000  # nodes with the note that their totals are incomplete
 _MOST_SUM = 2**44  # of one repeated subtree, so that sums stay below 2**63
 _AT_LEAST = Note("info", "at least: some of it was left out")
 
@@ -36,22 +36,22 @@ def note_shared(
 
     Args:
       repeats: The row of each further occurrence, with the first row.
-      ends: Of each row, the end of its subtree.
-      facts: The facts of a row.
+      ends: The end of each row's subtree.
+      facts: Returns the facts of a row.
     """
-    places: dict[int, int] = {}
+    occurrences: dict[int, int] = {}
     inside_until = 0
     for row, first in sorted(repeats):
-        if row < inside_until or not _is_worth_a_badge(first, ends, facts):
+        if row < inside_until or not _is_notable(first, ends, facts):
             continue
         inside_until = ends[row]
-        places[first] = places.get(first, 1) + 1
+        occurrences[first] = occurrences.get(first, 1) + 1
         notes.setdefault(row, []).append(Note("shared", "the same object as", first))
-    for first, n_places in places.items():
-        notes.setdefault(first, []).append(Note("shared", f"stands in {n_places} places"))
+    for first, n in occurrences.items():
+        notes.setdefault(first, []).append(Note("shared", f"stands in {n} places"))
 
 
-def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:
+def _is_notable(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:
     """Python shares constant tuples, so a shared tuple is noted only if it contains arrays or mutable objects.
 
     A static node is a constant, too.
@@ -59,28 +59,28 @@ def _is_worth_a_badge(first: int, ends: Sequence[int], facts: Callable[[int], Fa
     if facts(first).kind not in ("tuple", "namedtuple", "static"):
         return True
     inside = map(facts, range(first, ends[first]))
-    return any(each.bytes or KINDS[each.kind].is_mutable for each in inside)
+    return any(one.bytes or KINDS[one.kind].is_mutable for one in inside)
 
 
 def repeat_facts(cls: type, inside: Sequence[Facts]) -> Facts:
-    """Of a node that occurred before and is not walked again; `inside` are those of its subtree."""
+    """The facts of a node that is not walked again; `inside` are the facts of its subtree."""
     numbers = zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
     leaves, elements, n_bytes = (min(sum(part), _MOST_SUM) for part in numbers)
     return Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
 
 
-@lru_cache(64)  # thousands of nodes leave out as many
+@lru_cache(64)  # thousands of nodes may leave out equally many
 def left_out_note(n_children: int, budget: Budget, max_depth: int, is_late: bool) -> Note:
     """The note of a placeholder for children beyond the budget: how many there are, and why they have no rows."""
-    what = f"{n_children:,} more {'child was' if n_children == 1 else 'children were'} left out"
-    why = f"the budget is {budget.max_rows:,} rows and {max_depth:,} levels"
+    left_out = f"{n_children:,} more {'child was' if n_children == 1 else 'children were'} left out"
+    reason = f"the budget is {budget.max_rows:,} rows and {max_depth:,} levels"
     if is_late:
-        why = f"walking this tree takes more than {budget.walk_s:g} s"
-    return Note("more", f"{what}: {why}{budget.hint}")
+        reason = f"walking this tree takes more than {budget.walk_s:g} s"
+    return Note("more", f"{left_out}: {reason}{budget.hint}")
 
 
 def note_left_out(notes: Notes, parents: Sequence[int]) -> None:
-    """Note at the nodes above what was left out that their totals are not whole; the highest ones if there are many."""
+    """Note incomplete totals at the nodes above omitted rows; only at the highest ones if there are many."""
     above: set[int] = set()
     for row, at_row in notes.items():
         parent = parents[row] if any(note.kind == "more" for note in at_row) else -1
@@ -91,7 +91,7 @@ def note_left_out(notes: Notes, parents: Sequence[int]) -> None:
         notes.setdefault(row, []).append(_AT_LEAST)
 
 
-# The nodes whose children are being walked, and which of these get rows: siblings share the rows of a walk fairly.
+# Frames: nodes whose children are being walked; siblings share the budget of rows fairly
 
 MORE = Key("…", "", "…", ())
 
@@ -104,15 +104,11 @@ class Frame(NamedTuple):
     children: list
     key_codes: list[int]
     waiting: Iterator[int]  # the positions of the children not walked yet
-    limit: int = WHOLE.max_rows  # the subtree ends before this row; this and the next field are for fair shares only
-    nodes_from: Sequence[int] = ()  # how many of the children from i on are nodes
+    limit: int = WHOLE.max_rows  # the subtree ends before this row; used with the next field, only for fair shares
+    nodes_from: Sequence[int] = ()  # at i: how many children from i on are nodes
 
     def share(self, n_rows: int) -> int:
-        """The rows for what is below the child that is entered: its share of those that remain.
-
-        Args:
-          n_rows: Of the walk up to that child, inclusive.
-        """
+        """The rows for the subtree of the child that became the last of `n_rows` rows: its share of the rest."""
         waiting = length_hint(self.waiting)
         nodes_waiting = self.nodes_from[len(self.children) - waiting]
         return max((self.limit - n_rows - waiting) // (nodes_waiting + 1), 0)
@@ -127,34 +123,36 @@ class LeftOut(NamedTuple):
     n_children: int
 
 
-def fair_frame(row: int, children: list, key_codes: list[int], above: Frame, n_rows: int, of: Describers) -> Frame:
+def fair_frame(
+    row: int, children: list, key_codes: list[int], above: Frame, n_rows: int, describers: Describers
+) -> Frame:
     """The frame of a node with its share of the remaining rows."""
     room = above.share(n_rows)
     if len(children) > room:
-        children, key_codes = cut(children, key_codes, max(room - 1, 0), of.keys)
-    are_nodes = (of.handler(child).level is not None for child in reversed(children))
+        children, key_codes = cut(children, key_codes, max(room - 1, 0), describers.keys)
+    are_nodes = (describers.handler(child).level is not None for child in reversed(children))
     nodes_from = [*accumulate(are_nodes, initial=0)][::-1]
     return Frame(row, above.depth + 1, children, key_codes, iter(range(len(children))), n_rows + room, nodes_from)
 
 
 def fair_rows(ends: Sequence[int], max_rows: int) -> tuple[list[int], dict[int, int]]:
-    """The rows to keep of a walk that has too many, with fair shares as above; what fits into its share is whole.
+    """Choose the rows to keep if a walk has too many: siblings share them; a subtree that fits in its share is whole.
 
     Args:
-      ends: Of each row, the end of its subtree.
+      ends: The end of each row's subtree.
 
     Returns:
-      The rows, in order; and which of them are placeholders for the siblings from there on, with how many these are.
+      The rows in order; and those that become placeholders, with the number of siblings from there on.
     """
     kept: list[int] = []
     left_out: dict[int, int] = {}
-    waiting = [(0, max_rows, 0, 0)]  # a row, where its parent's share ends, and how many siblings and nodes are behind
+    waiting = [(0, max_rows, 0, 0)]  # row, end of the parent's share, numbers of later siblings and nodes among them
     while waiting:
-        row, limit, n_behind, n_nodes = waiting.pop()
+        row, limit, n_later, n_nodes = waiting.pop()
         kept.append(row)
         if row in left_out:
             continue
-        room, end = max((limit - len(kept) - n_behind) // (n_nodes + 1), 0), ends[row]
+        room, end = max((limit - len(kept) - n_later) // (n_nodes + 1), 0), ends[row]
         if end - row - 1 <= room:
             kept.extend(range(row + 1, end))
             continue
@@ -167,26 +165,26 @@ def fair_rows(ends: Sequence[int], max_rows: int) -> tuple[list[int], dict[int, 
             left_out[children[n_shown]] = len(children) - n_shown
             del children[n_shown + 1 :]
         limit, n_nodes = len(kept) + room, 0
-        for n_behind, child in enumerate(reversed(children)):
-            waiting.append((child, limit, n_behind, n_nodes))
+        for n_later, child in enumerate(reversed(children)):
+            waiting.append((child, limit, n_later, n_nodes))
             n_nodes += ends[child] > child + 1 and child not in left_out
     return kept, left_out
 
 
 def cut(children: list, key_codes: Sequence[int] | None, n_kept: int, keys: KeyTable) -> tuple[list, list[int]]:
-    """The first children, and one placeholder for the others."""
+    """The first children and one placeholder for the others, with their key codes."""
     more = keys.code(MORE)
     key_codes = [0] * n_kept if key_codes is None else key_codes[:n_kept]
     return [*children[:n_kept], LeftOut(len(children) - n_kept)], [*key_codes, more]
 
 
-# Walk siblings that are alike all at once, column by column: most of a large tree are layers of one kind.
+# Walk similar siblings at once, column by column: most of a large tree are layers of one kind
 
-_FEWEST_SIBLINGS = 8  # siblings
-_FIRST, _MOST = 16, 1 << 14  # siblings that are tried: four times as many after those that were all alike
-_ROWS_FOR_A_MISS = 256  # a sibling that is not alike costs as much as some of these
+_FEWEST_SIBLINGS = 8
+_FIRST, _MOST = 16, 1 << 14  # siblings that are tried at once: four times as many after each success
+_ROWS_FOR_A_MISS = 256  # a failed try costs as much as walking about so many rows
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
-_OF_JAX = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
+_JAX_FACTS = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
 
 
 class Rows(NamedTuple):
@@ -203,11 +201,11 @@ class Rows(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A row of the subtree that siblings are compared with.
+    """A row of the subtree that later siblings are compared with.
 
     Attributes:
       below: The offsets of its children.
-      names: The keys of its children, of a dict.
+      names: The keys of a dict.
     """
 
     node: Any
@@ -216,24 +214,25 @@ class _Part(NamedTuple):
     names: list[str] | None
 
 
-class Alike:
-    """Adds the rows of siblings that are like the one before.
+class SimilarSiblings:
+    """Adds the rows of siblings that are similar to the one before.
 
-    These are dicts with strings as keys, lists and tuples, of leaves whose classes JAX, NumPy or Python know, and hold
-    no object that occurs twice.
+    Their nodes are lists, tuples and dicts with string keys, their leaves of classes of JAX, NumPy or Python, and no
+    object occurs twice.
     """
 
-    def __init__(self, of: Describers, rows: Rows, is_late: Callable[[], bool]) -> None:
-        self._of, self._rows, self._is_late = of, rows, is_late
-        facts = of.facts
+    def __init__(self, describers: Describers, rows: Rows, is_late: Callable[[], bool]) -> None:
+        self._describers, self._rows, self._is_late = describers, rows, is_late
+        facts = describers.facts
         self._plain = (facts.numpy, facts.array, facts.scalar, facts.abstract, facts.numpy_scalar, facts.string)
         self._n_missed = -_FEWEST_SIBLINGS
 
-    def take(self, above: Frame, row: int, room: int) -> int:
-        """Add the siblings behind a subtree, the last one of the rows, as far as they are like it.
+    def add_similar(self, above: Frame, row: int, room: int) -> int:
+        """Add the siblings after the last subtree of the rows, up to the first one that is not similar.
 
         Args:
           above: The frame of their parent.
+          row: The first row of that subtree.
           room: How many rows may be added to those that are expected.
 
         Returns:
@@ -250,7 +249,7 @@ class Alike:
             first = len(above.children) - n_waiting
             n = min(n_tried, n_waiting, max(room - n_added, 0) // size)
             try:
-                n_taken = self._take(parts, above, row, slice(first, first + n))
+                n_taken = self._add_rows(parts, above, row, slice(first, first + n))
             except Exception:  # a dict that another thread changes, an array that cannot be described
                 n_taken = 0
             n_waiting, n_added = n_waiting - n_taken, n_added + n_taken * (size - 1)
@@ -260,10 +259,10 @@ class Alike:
         self._n_missed += n_added < _FEWEST_SIBLINGS
         return n_added
 
-    def _part(self, start: int, row: int) -> _Part | None:
-        """A row of the subtree at another one; None if siblings with such a row are walked one by one."""
+    def _make_part(self, start: int, row: int) -> _Part | None:
+        """The part for a row of the subtree at `start`; None if siblings with such a row are walked one by one."""
         node, below, names = self._rows.nodes[row], children_of(self._rows.ends, row), None
-        handler = self._of.handler(node)
+        handler = self._describers.handler(node)
         if handler.level is None:
             is_known = handler.describer is None and handler.describe in self._plain
         else:
@@ -274,14 +273,14 @@ class Alike:
         return _Part(node, handler, [child - start for child in below], names) if is_known else None
 
     def _columns(self, parts: list[_Part], row: int, siblings: list[Any]) -> list[list[Any]]:
-        """What stands in each row of a subtree, in the first siblings that are like it.
+        """The node at each row of a subtree, for the first siblings that are similar to it.
 
         Args:
-          parts: What is known of the subtree; more is added as far as siblings are like it, no further.
+          parts: The known parts of the subtree; further ones are appended while siblings are similar.
         """
         columns, n = {0: siblings}, len(siblings)
         for i in range(self._rows.ends[row] - row):
-            part = parts[i] if i < len(parts) else self._part(row, row + i)
+            part = parts[i] if i < len(parts) else self._make_part(row, row + i)
             if part is None or not n:
                 return []
             parts += [part] if i == len(parts) else []
@@ -296,8 +295,8 @@ class Alike:
                 n = len(columns[offset])
         return [columns[i][:n] for i in range(len(columns))]
 
-    def _take(self, parts: list[_Part], above: Frame, row: int, which: slice) -> int:
-        """Add the rows of siblings; returns of how many."""
+    def _add_rows(self, parts: list[_Part], above: Frame, row: int, which: slice) -> int:
+        """Add the rows of similar siblings; return their number."""
         columns, rows, new = self._columns(parts, row, above.children[which]), self._rows, dict[int, int]()
         n, size, start, end = len(columns[0]) if columns else 0, len(columns), len(rows.nodes), rows.ends[row]
         nodes: list[Any] = [None] * (n * size)
@@ -309,20 +308,18 @@ class Alike:
                 n_identities += n
         if not n or len(new) < n_identities or not rows.first_rows.keys().isdisjoint(new):
             return 0
-        codes = self._codes(parts, nodes, rows.fact_codes[row:end])  # which may raise, so nothing is added before
+        codes = self._codes(parts, nodes, rows.fact_codes[row:end])  # may raise: nothing is added before
         further = np.arange(start - row, start - row + n * size, size, dtype=np.int32)[:, None]
-        for own, of_tops in ((rows.parents, above.row), (rows.ends, None)):
-            of_each = np.array(own[row:end], np.int32) + further
-            if of_tops is not None:
-                of_each[:, 0] = of_tops
-            own.frombytes(of_each.tobytes())
-        for own, of_tops in (
-            (rows.key_codes, above.key_codes[which]),
-            (rows.positions, range(which.start, which.stop)),
-        ):
-            of_each = own[row:end] * n
-            of_each[::size] = of_tops[:n]
-            own.extend(of_each)
+        for column, top in ((rows.parents, above.row), (rows.ends, None)):
+            added = np.array(column[row:end], np.int32) + further
+            if top is not None:
+                added[:, 0] = top
+            column.frombytes(added.tobytes())
+        positions = range(which.start, which.stop)
+        for column, tops in ((rows.key_codes, above.key_codes[which]), (rows.positions, positions)):
+            added = column[row:end] * n
+            added[::size] = tops[:n]
+            column.extend(added)
         rows.depths.extend(rows.depths[row:end] * n)
         rows.fact_codes.extend(codes)
         rows.nodes.extend(nodes)
@@ -331,27 +328,27 @@ class Alike:
         return n
 
     def _codes(self, parts: list[_Part], nodes: list[Any], codes: list[int]) -> list[int]:
-        """The codes of the facts of siblings, by those of the one before; new facts in the order of the rows."""
+        """The fact codes of siblings, from those of the one before; new facts get codes in the order of the rows."""
         size = len(parts)
-        every, unlike = codes * (len(nodes) // size), []
+        all_codes, differing = codes * (len(nodes) // size), []
         for i, part in enumerate(parts):
-            if part.handler.level is None and not self._are_like(part, nodes[i::size]):
-                unlike.append((i, part.handler.describe))
-        for start in range(0, len(nodes) if unlike else 0, size):
-            for i, describe in unlike:
-                every[start + i] = describe(nodes[start + i])
-        return every
+            if part.handler.level is None and not self._have_equal_facts(part, nodes[i::size]):
+                differing.append((i, part.handler.describe))
+        for start in range(0, len(nodes) if differing else 0, size):
+            for i, describe in differing:
+                all_codes[start + i] = describe(nodes[start + i])
+        return all_codes
 
-    def _are_like(self, part: _Part, others: list[Any]) -> bool:
-        """Whether leaves of its class have the facts of a leaf, where a look at all of them at once tells it."""
-        leaf, describe, facts = part.node, part.handler.describe, self._of.facts
+    def _have_equal_facts(self, part: _Part, others: list[Any]) -> bool:
+        """Whether leaves of one class have the facts of the part's leaf, if a quick test of all at once shows it."""
+        leaf, describe, facts = part.node, part.handler.describe, self._describers.facts
         if type(leaf) is np.ndarray:
             return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
         if describe == facts.array:
-            shardings = [each.sharding for each in others]
-            are_alike = all({*map(of, others)} == {of(leaf)} for of in _OF_JAX)
-            are_alike = are_alike and {*_classes(shardings)} == {id(type(leaf.sharding))}
-            return are_alike and shardings == [leaf.sharding] * len(shardings)
+            shardings = [other.sharding for other in others]
+            are_equal = all({*map(get, others)} == {get(leaf)} for get in _JAX_FACTS)
+            are_equal = are_equal and {*_classes(shardings)} == {id(type(leaf.sharding))}
+            return are_equal and shardings == [leaf.sharding] * len(shardings)
         return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
 
 
@@ -360,23 +357,25 @@ def _classes(objects: Iterable[Any]) -> list[int]:
 
 
 def _n_first(values: list[int], value: int) -> int:
-    """How many of the first values are one number."""
+    """How many values at the start equal `value`."""
     n = values.count(value)
-    return n if n == len(values) else next(i for i, each in enumerate(values) if each != value)
+    return n if n == len(values) else next(i for i, other in enumerate(values) if other != value)
 
 
 def _items(column: list[Any], key: Any) -> list[Any]:
-    """What dicts or lists have at a key, up to the first dict that has not."""
+    """The values of dicts or lists at a key, up to the first dict without it."""
     get = itemgetter(key)
     try:
         return [*map(get, column)]
     except KeyError:
-        return [*map(get, takewhile(lambda each: key in each, column))]
+        return [*map(get, takewhile(lambda node: key in node, column))]
 
+
+# The walk
 
 MAX_DEPTH = 250_000  # a flatten function may create new nodes without end
 MAX_REPEATED_ROWS = 100_000  # of subtrees that already have rows
-_CHECK_EVERY = 64  # rows: how often the walk looks at its stopwatch
+_CHECK_EVERY = 64  # rows between readings of the stopwatch
 _FEWEST = 1_000  # rows of a walk that takes too long
 _OPEN = 0
 IsLeaf = Callable[[Any], bool] | None
@@ -390,7 +389,7 @@ def walk(tree: Any, *, is_leaf: IsLeaf = None, name: str = "tree", max_rows: int
     Args:
       tree: Any pytree, a tree of `jax.ShapeDtypeStruct`, or a bare `PyTreeDef`.
       is_leaf: As in `jax.tree.leaves`: nodes for which it is true are shown as leaves.
-      name: What the root is called, in its row and in expressions.
+      name: The name of the root, in its row and in expressions.
       max_rows: The budget. Siblings share it fairly; a placeholder counts the omitted children.
     """
     return scan(tree, is_leaf=is_leaf, name=name, budget=Budget(max_rows))[0]
@@ -413,7 +412,7 @@ def scan(
 
 
 class _Scanner:
-    """One pass over a tree; after a first that did not end, with fair shares of what is left of the budget."""
+    """One pass over a tree; a second one after an overflow, with fair shares of the remaining budget."""
 
     def __init__(self, is_leaf: Any, budget: Budget, first: _Scanner | None = None) -> None:
         self._is_leaf = is_leaf
@@ -421,7 +420,7 @@ class _Scanner:
         # Walking some rows too many and leaving them out is faster than a second pass.
         self._max_rows = budget.max_rows if first else max(budget.max_rows, min(2 * budget.max_rows, WHOLE.max_rows))
         self._max_s = budget.walk_s
-        self._of = Describers(budget.max_rows, None if first is None else first._of.flattened)
+        self._describers = Describers(budget.max_rows, None if first is None else first._describers.flattened)
         if first is not None:
             elapsed = first._elapsed()
             self._max_s = max(budget.walk_s - elapsed, budget.walk_s / 2)
@@ -429,8 +428,8 @@ class _Scanner:
             if self._is_late:
                 self._max_rows = min(max(len(first.nodes) // 3, _FEWEST), budget.max_rows)
         self._elapsed = Stopwatch()
-        self._n_expected = 1  # rows that are there, or will be for children of nodes that were opened
-        self._of.handle(LeftOut, Handler(None, self._left_out, False))
+        self._n_expected = 1  # rows so far, and those of the children of opened nodes
+        self._describers.handle(LeftOut, Handler(None, self._left_out, False))
         self.nodes: list[Any] = []
         self._depths: list[int] = []
         self._parents = array("i")  # arrays, since a list would hold one int object per number
@@ -446,19 +445,19 @@ class _Scanner:
 
     def run(self, tree: Any) -> None:
         if is_treedef(tree):
-            self._of.handle_treedefs()
+            self._describers.handle_treedefs()
             if tree.num_nodes > self._max_rows and not self._fair:
                 raise Overflow
         self._walk(tree)
 
-    # The hot path: local names, and one loop without calls of our own for leaves and builtin containers.
+    # The hot path: local names, and a loop without calls of our own for leaves and builtin containers.
     def _walk(self, tree: Any) -> None:
-        of, nodes, depths, parents, ends = self._of, self.nodes, self._depths, self._parents, self._ends
+        describers, nodes, depths, parents, ends = self._describers, self.nodes, self._depths, self._parents, self._ends
         positions, key_codes, fact_codes = self._positions, self._key_codes, self._fact_codes
-        keys, handlers, notes, first_rows = of.keys, of.handlers, of.notes, self._first_rows
+        keys, handlers, notes, first_rows = describers.keys, describers.handlers, describers.notes, self._first_rows
         is_simple = self._is_leaf is None and not self._fair
         rows = Rows(nodes, depths, parents, ends, positions, key_codes, fact_codes, first_rows)
-        alike = Alike(of, rows, lambda: self._elapsed() > self._max_s) if is_simple else None
+        similar = SimilarSiblings(describers, rows, lambda: self._elapsed() > self._max_s) if is_simple else None
         check_at = _CHECK_EVERY
         stack = [new_frame((-1, 0, [tree], [0], iter((0,)), self._max_rows, [1, 0]))]
         while stack:
@@ -474,7 +473,7 @@ class _Scanner:
                 positions.append(position)
                 key_codes.append(codes[position])
                 ends.append(row + 1)
-                handler = handlers.get(id(type(node))) or of.handler(node)
+                handler = handlers.get(id(type(node))) or describers.handler(node)
                 level, describe, has_identity, _, is_builtin = handler
                 if is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
                     self._n_expected += len(node or ())
@@ -515,11 +514,11 @@ class _Scanner:
                 stack.pop()
                 if parent >= 0:
                     ends[parent] = len(nodes)
-                    if alike is not None:
-                        self._n_expected += alike.take(stack[-1], parent, self._max_rows - self._n_expected)
+                    if similar is not None:
+                        self._n_expected += similar.add_similar(stack[-1], parent, self._max_rows - self._n_expected)
 
     def _check_time(self, row: int, children: list, codes: list[int], position: int, waiting: Iterator[int]) -> int:
-        """Where there is no time left, put a placeholder in the place of the children from `position` on.
+        """If no time is left, replace the children from `position` on with a placeholder.
 
         Returns:
           The row at which to check again.
@@ -532,7 +531,7 @@ class _Scanner:
         last = children[-1]
         n_in_last = last.n_children if type(last) is LeftOut else 1
         children[position] = LeftOut(length_hint(waiting) + n_in_last)
-        codes[position] = self._of.keys.code(MORE)
+        codes[position] = self._describers.keys.code(MORE)
         for _ in waiting:
             pass
         return row + 1
@@ -540,81 +539,81 @@ class _Scanner:
     def _undescribed(self, leaf: Any, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise error
-        self._fact_codes.append(self._of.trouble(leaf, "describing this leaf raised", error, is_leaf=True))
+        self._fact_codes.append(self._describers.trouble(leaf, "describing this leaf raised", error, is_leaf=True))
 
     def release(self) -> None:
         """Break the reference cycle through the handlers, so that the tree is freed without the garbage collector."""
-        self._of.handlers.clear()
+        self._describers.handlers.clear()
 
     def _take_notes(self, row: int) -> None:
-        self._notes.setdefault(row, []).extend(self._of.notes)
-        self._of.notes.clear()
+        self._notes.setdefault(row, []).extend(self._describers.notes)
+        self._describers.notes.clear()
 
     def _left_out(self, left_out: LeftOut) -> int:
-        self._of.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self._is_late))
-        return self._of.facts.code(Facts("more", "", False, text=f"{left_out.n_children:,} more"))
+        self._describers.notes.append(left_out_note(left_out.n_children, self._budget, MAX_DEPTH, self._is_late))
+        return self._describers.facts.code(Facts("more", "", False, text=f"{left_out.n_children:,} more"))
 
     def _enter(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
-        """Describe a node; the frame to walk its children, or None if there are none to walk."""
+        """Describe a node; return the frame to walk its children, or None."""
         if self._is_leaf is not None and self._declared_leaf(node):
-            self._fact_codes.append(self._of.declared_leaf(node))
+            self._fact_codes.append(self._describers.declared_leaf(node))
             return None
         if handler.has_identity and id(node) in self._first_rows and self._is_skipped(node, row):
             return None
         return self._open(node, row, handler, above)
 
     def _open(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
-        """`_enter` for a node that is no declared leaf, and is new or may be repeated."""
-        of, fact_codes = self._of, self._fact_codes
+        """`_enter` for a node that is not a declared leaf, and is new or may be repeated."""
+        describers, fact_codes = self._describers, self._fact_codes
         if self._fair:
-            of.keys.room = above.share(len(self.nodes))
+            describers.keys.room = above.share(len(self.nodes))
         elif handler.is_builtin:
             self._expect(len(node or ()))
         try:
-            level = handler.level(node, of.keys)  # type: ignore[misc]
+            level = handler.level(node, describers.keys)  # type: ignore[misc]
             if level is None:
                 fact_codes.append(handler.describe(node))
                 return None
             if handler.is_builtin:
                 fact_codes.append(handler.describe(node))
             else:
-                fact_code, level, inlined = of.node(node, handler, level, row > 0)
+                fact_code, level, inlined = describers.node(node, handler, level, row > 0)
                 fact_codes.append(fact_code)
                 if inlined is not None:
                     self._inline(node, row, inlined)
         except (KeyboardInterrupt, Overflow):
             raise
         except BaseException as error:
-            fact_codes.append(of.trouble(node, "flattening this node raised", error, is_leaf=False))
+            fact_codes.append(describers.trouble(node, "flattening this node raised", error, is_leaf=False))
             return None
         children, key_codes, _, trouble = level
         if trouble:
-            of.notes.append(Note("error", trouble))
+            describers.notes.append(Note("error", trouble))
         if not children:
             return None
         if handler.has_identity:
             self._first_rows.setdefault(id(node), row)
         key_codes = key_codes or [0] * len(children)
         if above.depth >= MAX_DEPTH:
-            children, key_codes = cut(children, key_codes, 0, of.keys)
+            children, key_codes = cut(children, key_codes, 0, describers.keys)
         if self._fair:
-            return fair_frame(row, children, key_codes, above, len(self.nodes), of)
+            return fair_frame(row, children, key_codes, above, len(self.nodes), describers)
         if not handler.is_builtin:
             self._expect(len(children))
         return new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
 
     def _declared_leaf(self, node: Any) -> bool:
         def complain(error: BaseException) -> None:
-            self._of.notes.append(Note("error", f"is_leaf raised here: {error_text(error)}"))
+            self._describers.notes.append(Note("error", f"is_leaf raised here: {error_text(error)}"))
 
         return bool(guarded(lambda: bool(self._is_leaf(node)), complain))  # type: ignore[misc]
 
     def _is_skipped(self, node: Any, row: int) -> bool:
         """Whether to skip a node that occurred before: it contains itself, or the budget of repeated rows is spent."""
         first = self._first_rows[id(node)]
-        facts, cls = self._of.facts, type(node)
+        facts, cls = self._describers.facts, type(node)
         if self._ends[first] == _OPEN:
-            self._of.notes.append(Note("cycle", "contains itself: JAX cannot flatten this tree", first))
+            self._describers.notes.append(Note("cycle", "contains itself: JAX cannot flatten this tree", first))
             self._fact_codes.append(facts.code(Facts("cycle", class_name(cls), False, module=module_name(cls))))
             return True
         self._repeats.append((row, first))
@@ -629,9 +628,9 @@ class _Scanner:
     def _inline(self, box: Any, row: int, inlined: Inlined) -> None:
         """Replace the row of a box by that of its leaf, with the key of the box."""
         code, inner = self._key_codes[row], inlined.key
-        outer = index_key(self._positions[row]) if code == 0 else self._of.keys.keys[code]
+        outer = index_key(self._positions[row]) if code == 0 else self._describers.keys.keys[code]
         key = Key(outer.label, outer.keystr + inner.keystr, outer.segment, outer.steps + inner.steps)
-        self._key_codes[row] = self._of.keys.code(key)
+        self._key_codes[row] = self._describers.keys.code(key)
         self.nodes[row] = inlined.leaf
         self._boxes.append(box)
         first = self._first_rows.setdefault(id(box), row)
@@ -641,32 +640,32 @@ class _Scanner:
             self._repeats.append((row, first))
 
     def _expect(self, n_children: int) -> None:
-        """Give up when it is known that there are more rows than the budget has: before their keys are made."""
+        """Give up as soon as more rows than the budget are known, before their keys are made."""
         self._n_expected += n_children
         if self._n_expected > self._max_rows:
             raise Overflow
 
     def keep_within_budget(self) -> None:
-        """Leave out what is beyond the budget, where the walk has some rows too many."""
+        """Leave out the rows beyond the budget if the walk has too many."""
         if len(self.nodes) <= self._budget.max_rows:
             return
         kept, left_out = fair_rows(self._ends, self._budget.max_rows)
         rows, notes, repeats = np.array(kept), self._notes, self._repeats
         new = np.full(len(self.nodes), -1, np.int32)
         new[rows] = np.arange(len(rows))
-        above, ends = (np.array(each)[rows] for each in (self._parents, self._ends))
-        self._parents = array("i", np.where(above < 0, -1, new[above]).tobytes())
+        parents, ends = (np.array(values)[rows] for values in (self._parents, self._ends))
+        self._parents = array("i", np.where(parents < 0, -1, new[parents]).tobytes())
         self._ends = array("i", np.searchsorted(rows, ends).astype(np.int32).tobytes())
         for name in ("nodes", "_depths", "_positions", "_key_codes", "_fact_codes"):
             setattr(self, name, list(map(getattr(self, name).__getitem__, kept)))
         self._fair, self._notes, self._repeats = True, {}, []
-        more = self._of.keys.code(MORE)
+        more_code = self._describers.keys.code(MORE)
         placeholders = {n: LeftOut(n) for n in {*left_out.values()}}
-        said = {n: (self._left_out(each), [self._of.notes.pop()]) for n, each in placeholders.items()}
+        described = {n: (self._left_out(it), [self._describers.notes.pop()]) for n, it in placeholders.items()}
         for row, n_children in left_out.items():
             at, new[row] = int(new[row]), -1
-            self.nodes[at], self._ends[at], self._key_codes[at] = placeholders[n_children], at + 1, more
-            self._fact_codes[at], self._notes[at] = said[n_children]
+            self.nodes[at], self._ends[at], self._key_codes[at] = placeholders[n_children], at + 1, more_code
+            self._fact_codes[at], self._notes[at] = described[n_children]
         self._notes |= {
             int(new[row]): [note._replace(row=int(new[note.row])) if note.row >= 0 else note for note in at_row]
             for row, at_row in notes.items()
@@ -675,12 +674,12 @@ class _Scanner:
         first_kept: dict[int, int] = {}
         for row, first in sorted(repeats):
             if new[row] >= 0:
-                seen = first_kept.setdefault(first, int(new[first if new[first] >= 0 else row]))
-                self._repeats += [(int(new[row]), seen)] if seen != new[row] else []
+                kept_first = first_kept.setdefault(first, int(new[first if new[first] >= 0 else row]))
+                self._repeats += [(int(new[row]), kept_first)] if kept_first != new[row] else []
 
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""
-        facts, codes = self._of.facts.facts, self._fact_codes
+        facts, codes = self._describers.facts.facts, self._fact_codes
         note_shared(self._notes, self._repeats, self._ends, lambda row: facts[codes[row]])
         note_left_out(self._notes, self._parents)
         table = TreeTable(
@@ -690,9 +689,9 @@ class _Scanner:
             end=np.array(self._ends),
             position=np.fromiter(self._positions, np.int32, len(self.nodes)),
             key_codes=np.fromiter(self._key_codes, np.int32, len(self.nodes)),
-            keys=tuple(self._of.keys.keys),
+            keys=tuple(self._describers.keys.keys),
             fact_codes=np.fromiter(self._fact_codes, np.int32, len(self.nodes)),
-            facts=tuple(self._of.facts.facts),
+            facts=tuple(self._describers.facts.facts),
             notes={row: tuple(notes) for row, notes in sorted(self._notes.items())},
         )
         self.release()
