@@ -1,4 +1,4 @@
-"""Run a traced program, and return with its results what is measured of its sown values, at any depth."""
+"""`reap` runs a traced program, and returns its results and the measurements of its sown values, at any depth."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from treeviz.steps.tracing.primitives import (
 from treeviz.steps.tracing.recompute import recompute_operands, recomputed_equations
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 
-# The rule of `reap` for `shard_map`: what the devices measure is returned with one row per device.
+# The rule of `reap` for `shard_map`, which returns one row per device.
 
 
 class Devices(NamedTuple):
@@ -63,10 +63,10 @@ class Devices(NamedTuple):
 
     Attributes:
       params: The parameters of its equation.
-      sizes: Of the mesh axes that are named inside.
-      operands: By the number of an origin, how the operand is divided among the devices, and its shape on each; None:
-        unknown.
-      is_inner: It is inside another one, so that it is not known what the operands are outside of both.
+      sizes: The sizes of the mesh axes that are named inside.
+      operands: For the number of each origin: how the operand is divided among the devices, and its shape on each
+        device; None: unknown.
+      is_inner: The `shard_map` is inside another one, so that the operands outside of both are unknown.
     """
 
     params: dict[str, Any]
@@ -76,7 +76,7 @@ class Devices(NamedTuple):
 
     @property
     def is_manual(self) -> bool:
-        """Whether no axis of the mesh is left to XLA, which would gather what is reshaped."""
+        """Whether all axes of the mesh are manual. XLA would gather arrays that are reshaped along another axis."""
         return not self.is_inner and _manual_axes(self.params) >= {*self.params["mesh"].axis_names}
 
     def in_body(self, origins: Sequence[int | None]) -> Devices:
@@ -86,14 +86,15 @@ class Devices(NamedTuple):
     def shards(
         self, values: Sequence[Any], origins: Sequence[int | None], summed: Sequence[frozenset[str]] | None
     ) -> tuple[tuple[PartitionSpec, ...], WhyNot]:
-        """How each value is divided, if the devices have parts of whole arrays and nothing else; else nothing.
+        """How each value is divided among the devices, and why its layers cannot be distinguished.
 
         Args:
-          origins: Of which argument each value is the gradient.
+          origins: For each value, the number of the argument that it is the gradient of.
           summed: The axes over which each value has been summed.
 
         Returns:
-          This, and why the layers along an axis of a value cannot be told apart.
+          The partition of each value, empty unless all values on the devices are parts of whole arrays; and a function
+          that returns why the layers along an axis of a value cannot be distinguished.
         """
         specs: list[PartitionSpec | None] = []
         is_whole = not self.is_inner
@@ -124,10 +125,10 @@ class Devices(NamedTuple):
         return source._replace(sizes=tuple(sizes), shapes=tuple(shapes))
 
     def parts(self, reaped: Reaped, axes: Sequence[str]) -> Parts:
-        """Which rows of which devices each entry of a tree has.
+        """For each entry of a tree, its row and the devices that measure it.
 
         Args:
-          axes: Of the mesh, in the order in which the devices are counted.
+          axes: The mesh axes, in the order in which the devices are counted.
         """
         places = dict(zip(axes, np.indices([self.sizes[axis] for axis in axes]).reshape(len(axes), -1), strict=True))
         left, entries, row = iter(reaped.shards), [], 0
@@ -243,7 +244,7 @@ def shard_map_like(p: dict[str, Any], function: Callable, in_specs, out_specs) -
     return shard_map(function, p["mesh"], in_specs, out_specs, check_rep=False, **options)
 
 
-# Measure what is sown under `vmap`: one entry for each member of the batch.
+# Measure values that are sown under `vmap`: one entry for each member of the batch.
 
 Batched = Sequence[Sequence[int | None]]  # for every `vmap`, the innermost first: the batch axis of each value, or None
 
@@ -270,7 +271,7 @@ def member_shapes(values: Sequence[Any], batched: Batched) -> list[tuple[int, ..
 
 
 def _with_batch(batched: Batched) -> Batched:
-    """Without the `vmap`s that batch none of these values."""
+    """The `vmap`s that batch some of these values."""
     return [axes for axes in batched if any(axis is not None for axis in axes)]
 
 
@@ -305,16 +306,16 @@ def _sizes_and_shapes(values: Sequence[Any], batched: Batched) -> tuple[list[int
     return sizes, [x.shape for x in values]
 
 
-# Gradients that a step computes and throws away, as where each of several losses is differentiated by all networks.
+# Gradients that a step discards, e.g. when each of several losses is differentiated with respect to all networks.
 
 _GRADIENTS = ("grads", "cotangents")
 
 
 def drop_unused_tags(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without the tags of gradients that it throws away, which XLA need not compute then.
+    """The program without the tags of gradients that it discards, so that XLA need not compute them.
 
-    Nothing uses them, and their parameters have other gradients that are used: a parameter that has none may be frozen,
-    or forgotten, which shall be told. A tree of which a part is left keeps its rows; the others have no number.
+    A tag is dropped only if its parameter has another gradient that is used. A parameter without one may be frozen or
+    forgotten, which the user should learn. A tree that loses some tags keeps its rows; the dropped ones have no number.
     """
     n_sown = Counter(sown for sown, _ in sown_in(program))
     dead = {sown: places for sown, places in _unused(program.jaxpr).items() if n_sown[sown] == 1}
@@ -322,10 +323,10 @@ def drop_unused_tags(program: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def dead_equations(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
-    """The numbers of equations on which neither results nor what is sown depend, as a loss that is not returned.
+    """The numbers of equations that affect neither results nor sown values, such as those of an unused loss.
 
     Args:
-      kept: Variables that are read besides.
+      kept: Further variables that are read.
     """
 
     def is_kept(eqn: Any) -> bool:
@@ -336,7 +337,7 @@ def dead_equations(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
 
 
 def read_at_the_end(summed, again, received: Iterable[Received]) -> set[Any]:
-    """The variables that are read after their last use in the jaxpr: sums, and the operands of repeated equations."""
+    """The variables that are read after their last use in the jaxpr: sums, and the operands of recomputed equations."""
     needed = {v for sums in summed.values() for v, _ in sums}
     needed |= {v for what in received for v in what.reads}
     repeated = (eqn for chains in again.values() for chain in chains for eqn in chain.values())
@@ -344,13 +345,13 @@ def read_at_the_end(summed, again, received: Iterable[Received]) -> set[Any]:
 
 
 def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
-    """The numbers of the sown gradients that are thrown away, in a jaxpr and in those inside it.
+    """The numbers of the sown gradients that are discarded, in a jaxpr and in the jaxprs inside it.
 
-    Of those inside, all results count as used.
+    All results of an inner jaxpr count as used.
     """
     used = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
     dead: dict[Sown, set[int]] = {}
-    unused_of, trained = [], set()  # what has a gradient that is used
+    unused_of, trained = [], set()  # parameters with a gradient that is used
     for eqn in reversed(jaxpr.eqns):
         for inner in inner_jaxprs(eqn):
             dead.update(_unused(open_jaxpr(inner)))
@@ -395,7 +396,7 @@ def _inside(value: Any, dead: Mapping[Sown, set[int]]) -> Any:
 
 
 def _without(eqn: Any, places: set[int]) -> Any:
-    """The equation that sows, without these values and what they are the gradients of."""
+    """The equation that sows, without these values and their parameters."""
     n, sown = eqn.params["n"], eqn.params["sown"]
     kept = [i for i in range(len(eqn.invars)) if i % n not in places]
     numbers = iter(range(n))
@@ -410,7 +411,7 @@ def _without(eqn: Any, places: set[int]) -> Any:
     return eqn.replace(invars=[eqn.invars[i] for i in kept], outvars=outvars, params=params)
 
 
-# The rules of `reap`: for each higher-order primitive, how to run it and return what is reaped inside.
+# The rules of `reap`: each runs a higher-order primitive, and returns what is reaped inside it.
 
 
 class CannotReap(NotMeasured):
@@ -514,7 +515,7 @@ def _while_loop(run: Any, eqn, operands, origins):
 
 
 def _places_of_members(reaped: Reaped, shape: Sequence[int], of_condition: Sequence[int]) -> Sequence[int] | None:
-    """The axes of packed rows along which the members lie whose condition has this shape; None if that is not known."""
+    """The axes of packed rows along which the members with a condition of this shape lie; None if unknown."""
     members = [i for i, axis in enumerate(reaped.axes) if axis.kind == "member"]
     found = itertools.combinations(members, len(of_condition))
     fitting = [places for places in found if [shape[i] for i in places] == list(of_condition)]
@@ -522,7 +523,7 @@ def _places_of_members(reaped: Reaped, shape: Sequence[int], of_condition: Seque
 
 
 def _where(goes_on, places: Sequence[int] | None, new, old):
-    """The new values where the loop goes on along these axes, else the old ones; the old ones if these are None."""
+    """The new values if the loop goes on along these axes, else the old ones; the old ones if the axes are None."""
     if places is None:
         return old
     if not places:
@@ -572,7 +573,7 @@ ReduceParams = Callable[[Sown, Sequence[Any]], jax.Array]
 def measure_params(
     reduce: ReduceParams, reaped: Reaped, old: Sequence[Any], new: Sequence[Any] | None
 ) -> list[tuple[Reaped, jax.Array]]:
-    """Measure the "params" that a gradient belongs to, and the "updates" if the new values are known.
+    """Measure the "params" of a gradient, and the "updates" if the new values are known.
 
     Args:
       old, new: The parameters before and after the step, one for each sown value.
@@ -661,7 +662,7 @@ class _Step(NamedTuple):
 def _parts_of_gradient(
     step: _Step, reduce: ReduceParams, gradient: Reaped, attribution: Attribution
 ) -> tuple[list[tuple[Reaped, jax.Array]], str]:
-    """What can be measured for one gradient; and the reason if that does not include the updates."""
+    """What can be measured for one gradient; and if the updates cannot, the reason."""
     if not attribution.arguments:
         return [], "it is unknown which argument of the step holds the parameters"
     if gradient.changes_in_loop:
@@ -692,12 +693,12 @@ Scaled = Callable[..., jax.Array]
 
 
 class Reducers(NamedTuple):
-    """How the values of one sown tree are measured.
+    """Functions that measure the values of one sown tree.
 
     Attributes:
-      eager: Returns its packed rows.
-      deferred: Instead of it, outside of loops and other programs inside: returns what stands for the packed rows.
-      per_device: In a `shard_map` over all axes of its mesh, where each device has arrays of its own.
+      eager: Returns the packed rows.
+      deferred: Used instead of `eager` outside of inner programs such as loops: returns a stand-in for the packed rows.
+      per_device: Used in a `shard_map` over all axes of its mesh, in which each device has its own arrays.
     """
 
     eager: Reduce
@@ -705,7 +706,7 @@ class Reducers(NamedTuple):
     per_device: Reducers | None = None
 
     def inside(self) -> Reducers:
-        """Those for a loop or another program inside."""
+        """The reducers for a loop or another inner program."""
         return Reducers(self.eager, None, self.per_device and self.per_device.inside())
 
 
@@ -727,15 +728,15 @@ def reap(
     Traceable: under `jit` the packed rows are further results of the program, which sows nothing any more.
 
     Args:
-      empty: Makes the packed rows of a branch that was not taken, or of a while loop without a step, from such rows or
-        their shape.
-      with_params: Measure also the parameters that a gradient inside a loop belongs to, and their updates, if the loop
+      empty: Makes the packed rows of a branch that was not taken, or of a while loop without a step, from packed rows
+        or their shape.
+      with_params: Also measure the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
-      axes_of: Which leaves are measured layer by layer, and along which axis.
-      received: What is measured besides as that which the optimizer receives of each gradient.
-      scaled: The packed rows of numbers times a factor, from those of the numbers.
-      left_out: Gets the names of higher-order primitives without a rule: what is sown inside is not measured.
-      unread: Gets a note on each part of the program that cannot be read.
+      axes_of: Returns which leaves are measured layer by layer, and along which axis.
+      received: What the optimizer receives for each gradient, which is also measured.
+      scaled: Computes the packed rows of scaled numbers from the packed rows of the numbers.
+      left_out: Collects the names of higher-order primitives without a rule; values sown inside are not measured.
+      unread: Collects a note on each part of the program that cannot be read.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -758,7 +759,7 @@ def reap(
 
 
 def _measured_of(plan: OptimizerInputs, with_params: bool) -> dict[int, dict[Sown, Received]]:
-    """What is received of the gradients, by jaxpr: one that is clipped alone, if updates are measured."""
+    """What the optimizer receives, by jaxpr; gradients that are only clipped count if updates are measured."""
     return {
         jaxpr: {sown: what for sown, what in found.items() if with_params or what.transforms != (CLIPPED,)}
         for jaxpr, found in plan.received_by_jaxpr.items()
@@ -769,13 +770,13 @@ class Run:
     """One run of a program. `RULES` use it to run the jaxprs inside.
 
     Attributes:
-      reducers: Those for this jaxpr.
-      computed_once: The trees that are sown outside of recomputations, which are measured only there.
-      in_recomputation: This jaxpr is run again, for a backward pass.
-      devices: Those of the `shard_map` around this jaxpr, if there is one.
-      received: What the optimizer receives, by the id of the jaxpr that holds it, and by what was sown.
-      left_out: The primitives in which something is sown that is not measured.
-      unread: What cannot be read of the program.
+      reducers: The reducers for this jaxpr.
+      computed_once: The trees that are sown outside of recomputations, and measured only there.
+      in_recomputation: This jaxpr is recomputed for a backward pass.
+      devices: The devices of the `shard_map` around this jaxpr, if there is one.
+      received: What the optimizer receives, by the id of its jaxpr, and by the sown tree.
+      left_out: The primitives inside which sown values are not measured.
+      unread: Notes on what cannot be read in the program.
     """
 
     def __init__(
@@ -816,7 +817,7 @@ class Run:
         return self if self.devices is None else self.on(self.devices.in_body(origins))
 
     def recomputing(self) -> Run:
-        """The same run, for a jaxpr that is run again."""
+        """The same run, for a jaxpr that is recomputed."""
         run = copy(self)
         run.in_recomputation = True
         return run
@@ -887,7 +888,7 @@ class Run:
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
-        """What the optimizer receives of the gradients that were reaped, and its packed rows.
+        """Measure what the optimizer receives for the gradients that were reaped.
 
         Args:
           copies: The sown values as they were measured, by variable.
@@ -925,7 +926,7 @@ class Run:
         The list is empty until the function is traced.
 
         Args:
-          devices: Those of a `shard_map`, of its jaxpr.
+          devices: The devices of the `shard_map` that holds the jaxpr.
         """
         reaped: list[Reaped] = []
         run = self.inside() if devices is None else self.on(devices)
@@ -955,9 +956,9 @@ class Run:
         """The rule for `sow`.
 
         Args:
-          operands: The sown values; those that they are the gradients of may follow, and are not read.
+          operands: The sown values; their parameters may follow, and are not read.
           origins: The origins of all operands of the equation.
-          scanned: The variables that the program scans over, and along which axis.
+          scanned: The variables that the program scans over, with the axis of each.
           summed: The axes of the mesh over which each value has been summed.
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
@@ -984,15 +985,18 @@ class Run:
         return values, [reaped], [packed]
 
     def is_deferred(self, eqn) -> bool:
-        """Whether what an equation sows is measured when the whole program has been run."""
+        """Whether the values that an equation sows are measured after the whole program has run."""
         is_read = any(eqn.params["sown"] in received for received in self.received.values())
         return self.reducers.deferred is not None and not (eqn.params["batched"] or is_read)
 
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
-        """What a loop body reaps, marked if it changes there; parameters and updates; and the packed rows of these.
+        """Measure the parameters and updates of gradients in a loop body, whose parameters the loop changes.
 
         Args:
           before, after: The carry into and out of a step of the loop, by the number of the body's operand.
+
+        Returns:
+          The reaped trees, marked if they change in the loop; params and updates after them; and their packed rows.
         """
         known, params, packed = [], [], []
         for r in reaped:

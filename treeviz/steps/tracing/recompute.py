@@ -1,10 +1,10 @@
-"""What the measurement computes once more for itself, so that XLA treats the step's own values as it did before.
+"""Recompute measured values for the measurement alone, so that XLA compiles the step's own values as before.
 
-A measured value has one more use in the program. On that XLA's choices depend: a reshape, also one that it has made of
-a transposition or of a product with a vector, moves behind the arithmetic that follows only if all its uses are
-arithmetic; a scatter-add, as in the gradient of an embedding, is fused with a single use. Then a product and a sum are
-rounded once or twice, and the last digit of a result differs. So the measurement repeats what XLA merges with uses,
-back to what it computes apart in any case: products of matrices, sums, convolutions, loops.
+A measured value has one more use in the program, on which XLA's choices depend. XLA moves a reshape (also one made from
+a transposition or a product with a vector) behind the arithmetic that follows only if all its uses are arithmetic; it
+fuses a scatter-add, as in the gradient of an embedding, only with a single use. Then a product and a sum are rounded
+once or twice, and the last digit of a result differs. So the measurement recomputes what XLA merges with its uses, back
+to operations that XLA always computes separately: products of matrices, sums, convolutions, loops.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from treeviz.steps.tracing.primitives import (
     sow_p,
 )
 
-# Small values of one shape that a program computes alike, as the gradients of many biases: computed together.
+# Batch small values of one shape that the same equations compute, such as the gradients of many biases.
 
 FEWEST = 16  # values that are computed together
-MOST_ELEMENTS = 1 << 12  # of a value: what it is computed of is copied once more
+MOST_ELEMENTS = 1 << 12  # of a value, since its inputs are copied
 
-Chains = Sequence[Mapping[int, Any]]  # of each of several values, the equations that make it by their numbers
+Chains = Sequence[Mapping[int, Any]]  # for each of several values: the equations that compute it, by number
 
 
 class Group(NamedTuple):
-    """Values that are computed alike.
+    """Values that the same equations compute from different inputs.
 
     Attributes:
-      places: Which of the values.
-      chain: The equations that make the first of them.
-      value: The first of them.
-      inputs: Of each value, what its equations read that they do not make, in the order of their use.
+      places: The positions of the values.
+      chain: The equations that compute the first value.
+      value: The first value.
+      inputs: For each value, the inputs of its equations, in the order of their use.
     """
 
     places: list[int]
@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
 
 def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
-    """The groups of values that are computed together."""
+    """The groups of values that one batched computation can recompute."""
     groups: dict[tuple, Group] = {}
     for place, (value, by_number) in enumerate(zip(values, chains, strict=False)):
         chain = [by_number[at] for at in sorted(by_number)]
@@ -70,7 +70,7 @@ def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
 
 
 def run_together(group: Group, read: Callable[[Any], Any]) -> jax.Array:
-    """[values, …]: the values, of copies of what they are computed of, so that XLA keeps the two runs apart."""
+    """[values, …]: the values, computed from copies of their inputs, so that XLA keeps the two runs apart."""
     shared = _is_shared(group)
     operands: list[jax.Array] = []
     for variables, is_shared in zip(zip(*group.inputs, strict=True), shared, strict=True):
@@ -88,7 +88,7 @@ def run_together(group: Group, read: Callable[[Any], Any]) -> jax.Array:
 
 
 def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
-    """[n, …]: XLA CPU makes one kernel of some at a time, which it compiles once for all that are as many."""
+    """[n, …]: joined in parts of equal length, for which XLA CPU compiles one kernel."""
     n, first = len(arrays), arrays[0]
     arrays = [*arrays, *[arrays[-1]] * (-n % TOGETHER)]
     parts = [_joined(arrays[i : i + TOGETHER]) for i in range(0, len(arrays), TOGETHER)]
@@ -99,13 +99,13 @@ def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
 
 @jax.jit  # traced and lowered once
 def _joined(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Flat, and a zero, for which XLA makes one small loop; else it would unroll a loop for each array."""
+    """Flat, with a zero appended: XLA then makes one small loop instead of unrolling one for each array."""
     x = lax.concatenate([lax.reshape(x, (x.size,)) for x in arrays], 0)
     return lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0)])
 
 
 def _is_shared(group: Group) -> list[bool]:
-    """Of each input, whether it is the same for all values."""
+    """For each input, whether it is the same for all values."""
     return [all(x is variables[0] for x in variables) for variables in zip(*group.inputs, strict=True)]
 
 
@@ -119,7 +119,7 @@ def _is_small(aval: Any) -> bool:
 
 
 def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:
-    """What equations read that they do not make; and what they are, equal for all that compute alike, if that shows."""
+    """The inputs of some equations; and a key, equal for equal computations; None if it cannot be hashed."""
     number: dict[Any, int] = {}
     inputs, form = [], []
     for eqn in chain:
@@ -141,11 +141,11 @@ def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:
     return inputs, (number[value], *form)
 
 
-_MOST = 32  # equations that are repeated for a value
+_MOST = 32  # equations that are recomputed for a value
 
 
 def recomputed_equations(jaxpr: Jaxpr) -> dict[int, Chains]:
-    """By the number of an equation that sows: the equations that the measurement repeats of each value."""
+    """For the number of each equation that sows: the equations to recompute for each of its values."""
     sowing = {n: e for n, e in enumerate(jaxpr.eqns) if e.primitive is sow_p and e.params["sown"].kind != "loss"}
     made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars} if sowing else {}
     found = {n: [_nearest(value, made_by) for value in e.invars[: e.params["n"]]] for n, e in sowing.items()}
@@ -168,10 +168,10 @@ def _maker(value: Any, made_by: dict[Any, tuple[int, Any]]) -> tuple[int, Any]:
 
 
 def recompute_operands(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
-    """The operands of an equation that sows, after what is repeated has been run again.
+    """Recompute the operands of an equation that sows.
 
     Args:
-      together: Small values of one shape that are computed alike may be computed together, and each be a `BatchSlice`.
+      together: Batchable values may be computed together; each is then a `BatchSlice`.
     """
     joined: dict[int, BatchSlice] = {}
     for group in batchable(sowing.invars, chains) if together else ():
@@ -205,7 +205,7 @@ def _is_simple(eqn: Any) -> bool:
 
 
 def _is_start(eqn: Any) -> bool:
-    """Whether what an equation reads is not repeated."""
+    """Whether recomputation starts here: the operands of the equation are not recomputed."""
     if eqn.primitive.name in JITS:
         return any(map(_is_start, open_jaxpr(called_jaxpr(eqn)).eqns))
     return eqn.primitive.name in SCATTER_ADDS or _has_ones(eqn)
@@ -220,13 +220,13 @@ def _is_transpose(eqn: Any) -> bool:
 
 
 def _is_merged(value: Any, made_by: dict[Any, tuple[int, Any]]) -> bool:
-    """Whether XLA merges what makes a value with what uses it."""
+    """Whether XLA merges the equation that computes a value with its uses."""
     _, eqn = _maker(value, made_by)
     return eqn is not None and (eqn.primitive.name in ELEMENTWISE or _is_of_ones(eqn))
 
 
 def _is_of_ones(eqn: Any) -> bool:
-    """Whether a sum or product is over axes of size 1, of which XLA makes a reshape, or an element-wise product."""
+    """Whether a sum or product is over axes of size 1, so that XLA makes it a reshape or an element-wise product."""
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size == eqn.outvars[0].aval.size
     return eqn.primitive.name == "dot_general" and all(n == 1 for n in _contracted(eqn))
@@ -254,7 +254,7 @@ def _free(x: Any, contracted: Sequence[int], batch: Sequence[int]) -> list[int]:
 
 
 def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:
-    """The sum or product as XLA will compute it, so that it computes one for both, and only the reshape is repeated."""
+    """The sum or product as XLA will compute it, so that both runs share it, and only the reshape is recomputed."""
     p, n_batch = eqn.params, 0
     if eqn.primitive.name == "reduce_sum":
         x, (axes,) = _squeezed(operands[0], p["axes"])
@@ -269,6 +269,6 @@ def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _squeezed(x: Any, *used: Sequence[int]) -> tuple[Any, list[list[int]]]:
-    """`x` without its axes of size 1 but those that are used, and the numbers that these have now."""
+    """`x` without its unused axes of size 1, and the new numbers of the used axes."""
     ones = [axis for axis, size in enumerate(x.shape) if size == 1 and not any(axis in axes for axes in used)]
     return lax.squeeze(x, ones), [[axis - sum(one < axis for one in ones) for axis in axes] for axes in used]
