@@ -36,7 +36,7 @@ def run(monkeypatch):
         return inspector
 
     yield run
-    at_the_end._left.clear()
+    at_the_end._ownerless.clear()
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -62,7 +62,7 @@ def test_a_run_that_would_have_been_stopped_warns_of_it(run):
 
 def test_what_an_inspector_has_left_is_told_before_the_next_begins(run):
     found = []
-    at_the_end._leave(run(on_finding=found.append)._recorder)  # as the garbage collector calls it, sooner or later
+    at_the_end._on_owner_freed(run(on_finding=found.append)._recorder)  # as the garbage collector calls it, sooner or later
     assert found == []
     tv.GradientInspector(on_finding=print)
     assert [(each.kind, each.first) for each in found] == [("nonfinite", 4)]
@@ -100,14 +100,14 @@ def test_what_is_wanted_soon_is_read_at_once_and_in_a_long_run_when_its_share_of
 
 def test_after_the_first_reading_small_measurements_are_read_in_larger_batches_and_large_ones_are_not():
     small, medium, large, wanted = Pace(0), Pace(0), Pace(0), Pace(SOON)
-    small.has_seen(LARGE_BYTES // LARGE_BATCH, kept=False)
-    medium.has_seen(LARGE_BYTES // 100, kept=False)
-    large.has_seen(LARGE_BYTES // BATCH + 1, kept=False)
-    wanted.has_seen(4, kept=False)
+    small.adapt_batch(LARGE_BYTES // LARGE_BATCH, kept=False)
+    medium.adapt_batch(LARGE_BYTES // 100, kept=False)
+    large.adapt_batch(LARGE_BYTES // BATCH + 1, kept=False)
+    wanted.adapt_batch(4, kept=False)
     assert [each.batch for each in (small, medium, large)] == [LARGE_BATCH, 100, BATCH]
     assert not small.is_due(LARGE_BATCH + AHEAD - 1) and small.is_due(LARGE_BATCH + AHEAD)
     assert large.is_due(BATCH + AHEAD) and wanted.is_due(1)
-    small.has_seen(4, kept=True)  # a crash would lose more
+    small.adapt_batch(4, kept=True)  # a crash would lose more
     assert small.is_due(BATCH + AHEAD)
 
 

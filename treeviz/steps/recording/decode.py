@@ -1,4 +1,4 @@
-"""Decode measurements from the device, many at a time, into the numbers of each step."""
+"""Read measurements from the device, many at a time, and decode them into the numbers of each step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Arrived(NamedTuple):
     """A measurement that a step returned.
 
     Attributes:
-      measurement: Its arrays may not be computed yet.
+      measurement: The measurement; its arrays may still be computing.
       step: The number of the step.
       watches: The attributions of the sources, by name, if the step is watched.
-      suffix: Appended to the names of the sources, so that those of several steps differ.
+      suffix: Appended to the names of the sources, to distinguish several steps.
     """
 
     measurement: Measurement
@@ -43,8 +43,8 @@ class Arrived(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Of its arrays."""
-        return sum(getattr(x, "nbytes", 0) for x in self.measurement.arrays)
+        """The size of its arrays."""
+        return sum(getattr(array, "nbytes", 0) for array in self.measurement.arrays)
 
     def is_ready(self) -> bool:
         """Whether it can be read without waiting."""
@@ -53,7 +53,7 @@ class Arrived(NamedTuple):
 
 def is_ready(array: Any) -> bool:
     """Whether an array can be read without waiting."""
-    return not hasattr(array, "is_ready") or array.is_ready()  # that of `jax.device_get` is NumPy's
+    return not hasattr(array, "is_ready") or array.is_ready()  # `jax.device_get` returns NumPy arrays
 
 
 class ReadSteps(NamedTuple):
@@ -61,9 +61,10 @@ class ReadSteps(NamedTuple):
 
     Attributes:
       steps: Their numbers.
-      suffix, calls: The suffix and the number of the call of each; inner steps share it.
-      sources: What was measured.
-      numbers: By source and statistic, of all these steps, along a first axis.
+      suffix: Their suffix; see `Arrived`.
+      calls: The number of each step's call; the inner steps of a loop share it.
+      sources: The measured trees.
+      numbers: By source and statistic; the first axis is the step.
     """
 
     steps: Sequence[int]
@@ -73,15 +74,17 @@ class ReadSteps(NamedTuple):
     numbers: Numbers
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
-        """Some of these steps."""
+        """Return some of these steps."""
         part = slice(first, until)
         return self._replace(steps=self.steps[part], calls=self.calls[part], numbers=taken(self.numbers, part))
 
     @property
     def bad(self) -> dict[str, np.ndarray]:
-        """bool[steps]: whether a source contains NaN or Inf, but for results that may: those that are no loss."""
-        counts = {name: of["nonfinite"] for name, of in self.numbers.items() if "nonfinite" in of}
-        return {name: np.any(n > 0, axis=1) for name, n in counts.items() if result_kind(name) != "other"}
+        """bool[steps] by source: whether it contains NaN or Inf, except for results that may ("other")."""
+        counts = {
+            name: statistics["nonfinite"] for name, statistics in self.numbers.items() if "nonfinite" in statistics
+        }
+        return {name: np.any(count > 0, axis=1) for name, count in counts.items() if result_kind(name) != "other"}
 
     @property
     def bad_sources(self) -> set[str]:
@@ -95,7 +98,7 @@ class ReadSteps(NamedTuple):
 
 
 def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
-    """The leading axes of each source: "step", "member" or "device" for each.
+    """Return the kinds of the leading axes of each source: "step", "member" or "device".
 
     In a measurement that the user returned from the step, the first leading axis is assumed to be that of a loop.
     """
@@ -109,98 +112,102 @@ def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
 
 
 def n_inner_steps(arrived: Arrived) -> int:
-    """How many inner steps of a loop a measurement holds; 1 without a loop."""
+    """Count the inner steps of a loop in a measurement; 1 without a loop."""
     shapes = arrived.measurement.shapes
     axes = {name: zip(kinds, shapes[name], strict=False) for name, kinds in axes_of(arrived).items()}
-    return max(math.prod(n for kind, n in of if kind == "step") for of in axes.values())
+    return max(math.prod(n for kind, n in source_axes if kind == "step") for source_axes in axes.values())
 
 
 def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[ReadSteps]:
-    """The numbers of all steps; inner steps of a loop count as steps of their own. Waits for the device.
+    """Return the numbers of all steps; each inner step of a loop counts as a step. Waits for the device.
 
-    In a step of `k` inner steps, the i-th has the number `step * k + i`.
+    In a step with `k` inner steps, the i-th has the number `step * k + i`.
 
     Args:
       members: "joined": one value for all members of a `vmap`, e.g. the norm over all. "each": a leaf per member.
     """
     for _, group in groupby(arrived, key=_layout):
-        alike = list(group)
-        first = alike[0]
+        batch = list(group)
+        first = batch[0]
         axes = axes_of(first)
-        packed, counts = stacked([each.measurement for each in alike])
-        sources, by_source = [], {}
+        packed, counts = stacked([item.measurement for item in batch])
+        sources, numbers_by_source = [], {}
         for source in first.measurement.sources:
             numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
-            of_axes = first.watches[source.name].axes if source.name in first.watches else ()
-            parts = next((axis.parts for axis in of_axes if axis.parts is not None), None)
+            attributed_axes = first.watches[source.name].axes if source.name in first.watches else ()
+            parts = next((axis.parts for axis in attributed_axes if axis.parts is not None), None)
             kinds = axes[source.name]
             if members == "joined" and "norm" in numbers and _is_of_ensemble(kinds, first.watches.get(source.name)):
                 numbers["least"] = numbers["norm"]
             source, rows = _leaf_rows(source, numbers, ("batch", *kinds), members, parts)
             source = source._replace(name=printable(source.name + first.suffix))
-            by_source[source.name] = rows
+            numbers_by_source[source.name] = rows
             sources.append(source)
         for source, rows in _bad_results(first, counts):
-            by_source[source.name] = rows
+            numbers_by_source[source.name] = rows
             sources.append(source)
-        yield from _in_order(alike, sources, by_source)
+        yield from _in_order(batch, sources, numbers_by_source)
 
 
 def _bad_results(first: Arrived, counts: np.ndarray | None) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
-    """The results of which some number is not finite: nothing in healthy steps. Their counts are [batch, 1, leaves]."""
+    """Yield the results with non-finite values, with their counts [batch, 1, leaves]; none in healthy steps."""
     counts = np.zeros(()) if counts is None else (counts & 0x7FFFFFFF)[:, None]
     if not counts.any():
         return
-    at = 0
+    start = 0
     for source in first.measurement.results:
-        mine = counts[..., at : at + len(source.paths)].astype(np.int64)
-        at += len(source.paths)
-        if mine.any():
+        own_counts = counts[..., start : start + len(source.paths)].astype(np.int64)
+        start += len(source.paths)
+        if own_counts.any():
             name = printable(source.name + first.suffix)
-            yield source._replace(name=name), {"nonfinite": mine >> 16, "nan": mine & 0xFFFF}
+            yield source._replace(name=name), {"nonfinite": own_counts >> 16, "nan": own_counts & 0xFFFF}
 
 
 def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """The packed rows by source, and the counts of results, of measurements of one layout."""
+    """Return the packed rows by source, and the counts of results, for measurements of one layout."""
     first = measurements[0]
     if isinstance(first, Joined):
-        return first.layout.split(*map(_on_host, zip(*(each.arrays for each in measurements), strict=True)))
-    packed = {name: _on_host([each.packed[name] for each in measurements]) for name in first.packed}
-    return packed, _on_host([each.counts for each in measurements]) if first.results else None
+        return first.layout.split(
+            *map(_on_host, zip(*(measurement.arrays for measurement in measurements), strict=True))
+        )
+    packed = {name: _on_host([measurement.packed[name] for measurement in measurements]) for name in first.packed}
+    return packed, _on_host([measurement.counts for measurement in measurements]) if first.results else None
 
 
 def counts_of(measurement: Measurement) -> np.ndarray:
-    """The counts of results, which there are."""
+    """The counts of results, which must have been measured."""
     if isinstance(measurement, Joined):
         return measurement.layout.split(*(_on_host([x])[0] for x in measurement.arrays))[1]
     return _on_host([measurement.counts])[0]
 
 
 def _on_host(arrays: Sequence[Any]) -> np.ndarray:
-    """Arrays of one shape, stacked."""
+    """Copy arrays of one shape to the host, stacked."""
     order = _order_of_parts(arrays[0])
     with jax.transfer_guard("allow"):
-        if order and all(x.sharding == arrays[0].sharding for x in arrays):  # in half the time of `np.asarray`
-            parts = [[x.addressable_shards[i].data for i in order] for x in arrays]
-            return np.array([np.concatenate([np.asarray(part) for part in each]) for each in parts])
-        return np.array([np.asarray(x) for x in arrays])  # in a fifth of the time of `np.stack`
+        if order and all(
+            array.sharding == arrays[0].sharding for array in arrays
+        ):  # takes half the time of `np.asarray`
+            parts = [[array.addressable_shards[i].data for i in order] for array in arrays]
+            return np.array([np.concatenate([np.asarray(part) for part in shards]) for shards in parts])
+        return np.array([np.asarray(array) for array in arrays])  # takes a fifth of the time of `np.stack`
 
 
 def _order_of_parts(array: Any) -> list[int]:
-    """The order of the shards of an array in host memory that is divided along its first axis alone; else empty."""
+    """The order of the shards of an array in host memory that is sharded along its first axis only; else empty."""
     if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1 or not lies_on_host(array):
         return []
-    n, *others = array.sharding.shard_shape(array.shape) or (0,)
+    n, *other_sizes = array.sharding.shard_shape(array.shape) or (0,)
     starts = [shard.index[0].start or 0 for shard in array.addressable_shards if shard.index]
-    is_divided = len({*starts}) == len(starts) and (n * len(starts), *others) == array.shape
+    is_divided = len({*starts}) == len(starts) and (n * len(starts), *other_sizes) == array.shape
     return sorted(range(len(starts)), key=starts.__getitem__) if is_divided else []
 
 
 def recordable(measured: Any) -> list[Measurement]:
-    """A measurement; or copies of those in a tree, such as an optimizer's state, which the next step may donate.
+    """Return a measurement, or copies of those in a tree, such as an optimizer state that the next step may donate.
 
     Raises:
-      ValueError: There is none.
+      ValueError: There is no measurement.
     """
     if isinstance(measured, Measurement):
         return [measured]
@@ -214,14 +221,14 @@ def recordable(measured: Any) -> list[Measurement]:
 
 
 def copied(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Copies of measurements; those with the same statistics become one measurement."""
-    packed = iter(_copy([list(each.packed.values()) for each in measurements]))
-    of_statistics: dict[tuple[str, ...], tuple[dict, list[MeasuredTree]]] = {}
-    for each in measurements:
-        all_packed, sources = of_statistics.setdefault(each.statistics, ({}, []))
-        all_packed.update(zip(each.packed, next(packed), strict=True))
-        sources += each.sources
-    return [Measurement(*both, statistics) for statistics, both in of_statistics.items()]
+    """Copy measurements; join those with the same statistics into one."""
+    packed = iter(_copy([list(measurement.packed.values()) for measurement in measurements]))
+    by_statistics: dict[tuple[str, ...], tuple[dict, list[MeasuredTree]]] = {}
+    for measurement in measurements:
+        all_packed, sources = by_statistics.setdefault(measurement.statistics, ({}, []))
+        all_packed.update(zip(measurement.packed, next(packed), strict=True))
+        sources += measurement.sources
+    return [Measurement(*packed_and_sources, statistics) for statistics, packed_and_sources in by_statistics.items()]
 
 
 @jax.jit
@@ -232,7 +239,7 @@ def _copy(packed):
 def _layout(arrived: Arrived) -> Any:
     """A key that is equal for measurements that can be read together."""
     measurement = arrived.measurement
-    # By id: one program has the same objects, and comparing a thousand leaves takes time.
+    # By id: one program reuses the same objects, and comparing a thousand leaves takes time.
     if isinstance(measurement, Joined):
         return id(measurement.layout), id(arrived.watches), arrived.suffix
     shapes, sources = tuple(measurement.shapes.values()), tuple(map(id, measurement.sources))
@@ -240,44 +247,44 @@ def _layout(arrived: Arrived) -> Any:
 
 
 def _is_of_ensemble(kinds: Sequence[str], watch: Attribution | None) -> bool:
-    """Whether each member has parameters of its own: of examples that share them, some may well have no gradient."""
+    """Whether each member has its own parameters. Examples share them, and some may have no gradient."""
     return watch is not None and set(kinds) & {"member", "device"} == {"member"} and "of each" not in watch.label
 
 
 def _leaf_rows(
     source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str, parts: Parts | None
 ):
-    """Numbers as [batch, inner steps, leaves, …], whatever their leading axes."""
+    """Reshape numbers with any leading axes to [batch, inner steps, leaves, …]."""
     n_front = len(kinds)
-    of_steps = [i for i, kind in enumerate(kinds) if kind == "step"]
-    of_members = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
+    step_axes = [i for i, kind in enumerate(kinds) if kind == "step"]
+    member_axes = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
     rows = {}
     n_members = 1
     for name, values in numbers.items():
         shape = values.shape
-        values = np.transpose(values, [0, *of_steps, *of_members, *range(n_front, values.ndim)])
-        n_members = int(np.prod([shape[i] for i in of_members], dtype=np.int64))
-        n_steps = int(np.prod([shape[i] for i in of_steps], dtype=np.int64))
-        if not n_members:  # an empty batch: zeros, as of one without a gradient
+        values = np.transpose(values, [0, *step_axes, *member_axes, *range(n_front, values.ndim)])
+        n_members = int(np.prod([shape[i] for i in member_axes], dtype=np.int64))
+        n_steps = int(np.prod([shape[i] for i in step_axes], dtype=np.int64))
+        if not n_members:  # an empty batch: zeros, as without a gradient
             n_members, values = 1, np.zeros((shape[0], n_steps, 1, *shape[n_front:]), values.dtype)
         values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
         if parts is not None:
             rows[name] = parts.joined(STATISTICS[name].join_members, values)
-        elif not of_members or (members == "joined"):
-            rows[name] = STATISTICS[name].join_members(values, axis=2) if of_members else values[:, :, 0]
+        elif not member_axes or (members == "joined"):
+            rows[name] = STATISTICS[name].join_members(values, axis=2) if member_axes else values[:, :, 0]
         else:
-            values = np.moveaxis(values, 2, 3)  # the members of a leaf follow one another
+            values = np.moveaxis(values, 2, 3)  # the members of a leaf become consecutive
             rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
-    if of_members and members == "each" and parts is None:
-        source = _of_each_member(source, n_members)
+    if member_axes and members == "each" and parts is None:
+        source = _leaf_per_member(source, n_members)
     return source, rows
 
 
-def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
+def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
     if not source.stacks and n_members <= MOST_LAYERS:
         shapes = tuple(f"{n_members},{shape}".removesuffix(",") for shape in source.shapes)
-        whole = source._replace(sizes=tuple(n_members * size for size in source.sizes), shapes=shapes)
-        return in_layers(whole, (0,) * len(shapes))
+        with_member_axis = source._replace(sizes=tuple(n_members * size for size in source.sizes), shapes=shapes)
+        return in_layers(with_member_axis, (0,) * len(shapes))
 
     def repeated(values: Sequence) -> tuple:
         return tuple(value for value in values for _ in range(n_members))
@@ -295,31 +302,31 @@ def _of_each_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
     )
 
 
-def _in_order(arrived: Sequence[Arrived], sources: list[MeasuredTree], by_source: Numbers) -> Iterator[ReadSteps]:
-    """The steps of some measurements, of [batch, inner steps, …]."""
-    n_inner = {name: next(iter(numbers.values())).shape[1] for name, numbers in by_source.items()}
+def _in_order(arrived: Sequence[Arrived], sources: list[MeasuredTree], numbers: Numbers) -> Iterator[ReadSteps]:
+    """Yield the steps of measurements [batch, inner steps, …], in order."""
+    n_inner = {name: next(iter(rows.values())).shape[1] for name, rows in numbers.items()}
     most, suffix = max(n_inner.values()), arrived[0].suffix
-    calls = [each.step for each in arrived]
-    in_all = {name: rows for name, rows in by_source.items() if n_inner[name] == most}
-    if len(in_all) == len(by_source):
+    calls = [measurement.step for measurement in arrived]
+    per_inner_step = {name: rows for name, rows in numbers.items() if n_inner[name] == most}
+    if len(per_inner_step) == len(numbers):
         steps = calls if most == 1 else [call * most + inner for call in calls for inner in range(most)]
         calls = calls if most == 1 else [call for call in calls for _ in range(most)]
-        yield ReadSteps(steps, suffix, calls, sources, _over_steps(in_all))
+        yield ReadSteps(steps, suffix, calls, sources, _over_steps(per_inner_step))
         return
-    for batch, call in enumerate(calls):  # a source that was measured once in a loop belongs to its last step
+    for batch, call in enumerate(calls):  # a source that is measured once per loop belongs to its last step
         last = (call + 1) * most - 1
         steps = range(call * most, last)
-        yield ReadSteps(steps, suffix, [call] * (most - 1), sources, taken(in_all, (batch, slice(most - 1))))
-        yield ReadSteps([last], suffix, [call], sources, taken(by_source, (batch, [-1])))
+        yield ReadSteps(steps, suffix, [call] * (most - 1), sources, taken(per_inner_step, (batch, slice(most - 1))))
+        yield ReadSteps([last], suffix, [call], sources, taken(numbers, (batch, [-1])))
 
 
-def taken(numbers: Numbers, at: Any) -> Numbers:
-    """The numbers at some places along the first axes."""
-    return {name: {statistic: values[at] for statistic, values in rows.items()} for name, rows in numbers.items()}
+def taken(numbers: Numbers, index: Any) -> Numbers:
+    """Index all numbers along their first axes."""
+    return {name: {statistic: values[index] for statistic, values in rows.items()} for name, rows in numbers.items()}
 
 
 def _over_steps(numbers: Numbers) -> Numbers:
-    """[steps, …] of [batch, inner steps, …]."""
+    """Reshape [batch, inner steps, …] to [steps, …]."""
     return {
         name: {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}
         for name, rows in numbers.items()

@@ -1,4 +1,4 @@
-"""The measured numbers, step by step, in bounded memory."""
+"""The history of a run in bounded memory: statistics of leaves, scalars and batches, and trees that change."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, is_beside, kind_o
 from treeviz.tree.series import merged
 from treeviz.tree.text import printable
 
-# One statistic over time: the newest steps exactly, older ones in buckets, in bounded memory.
+# One statistic over time: recent steps are exact, older ones are merged into buckets.
 
 MOST_EXACT, MOST_BUCKETS = 1 << 16, 1 << 11
 FEWEST_EXACT, FEWEST_BUCKETS = 8, 4
 
 
 class Timeline(NamedTuple):
-    """A statistic over time: k entries, each of one step or of a bucket of neighbours, in order.
+    """A statistic over time: k entries in order, each of one step or of a bucket of consecutive steps.
 
     Attributes:
-      first, until: int64[k]: the first and the last step of each entry; the same for one of a single step.
-      n: int64[k]: how many steps were recorded in it.
-      low, high, latest: [k, …]: the least, the greatest and the last value of each leaf in it. For a count the least
-        is not kept, and low equals high.
+      first, until: int64[k]: the first and the last step of each entry; equal for a single step.
+      n: int64[k]: the number of steps recorded in each entry.
+      low, high, latest: [k, …]: the least, the greatest and the last value of each leaf. Counts do not keep the least:
+        low equals high.
       total: int64[k, …]: the sum, if the statistic is a count; else None.
     """
 
@@ -45,14 +45,14 @@ class Timeline(NamedTuple):
 class Track:
     """Values of one shape, appended step by step.
 
-    When the exact rows are full, the oldest is folded into the newest bucket. When the buckets are full, every two
-    neighbours become one, and each then holds twice as many steps. So an append takes constant time on average. An
-    interrupt may end it anywhere: what has begun is completed by `settle`, which the next append calls.
+    When the exact rows are full, the oldest is folded into the newest bucket. When the buckets are full, neighbours are
+    merged in pairs, and buckets hold twice as many steps from then on. So an append takes constant time on average. An
+    interrupt may end an append anywhere; `settle`, which the next append calls, completes it.
 
     Args:
       shape: The shape of the values of one step: (leaves,), or (leaves, bins).
-      dtype: int64 for counts, which are summed, or float64, whose least is kept.
-      max_bytes: The memory of all arrays; there is always room for 8 steps and 4 buckets.
+      dtype: int64 for counts, which are summed, or float64, which keeps the least value.
+      max_bytes: The memory limit of all arrays; there is always room for 8 steps and 4 buckets.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: type, max_bytes: int) -> None:
@@ -60,41 +60,41 @@ class Track:
         n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
         n_exact = min(max(max_bytes // 2 // (n_bytes + 8), FEWEST_EXACT), MOST_EXACT)
         n_buckets = min(max(max_bytes // 2 // (3 * n_bytes + 24), FEWEST_BUCKETS), MOST_BUCKETS) // 2 * 2
-        # The system commits memory at the first write, so a short run takes little.
+        # The system commits memory at the first write, so a short run uses little.
         self.exact_steps = np.empty(n_exact, np.int64)
         self.exact = np.empty((n_exact, *shape), dtype)
         self.oldest = self.n_exact = self.n_folded = 0
-        self.buckets = np.empty((3, n_buckets, *shape), dtype)  # low (of a count: total), high, latest
+        self.buckets = np.empty((3, n_buckets, *shape), dtype)  # low (total for counts), high, latest
         self.bucket_steps = np.empty((3, n_buckets), np.int64)  # first, until, n
         self.n_buckets = 0
         self.bucket_width = 1
-        self._change: tuple[Callable[..., None], tuple] | None = None  # that has begun
+        self._change: tuple[Callable[..., None], tuple] | None = None  # one in progress
 
     def __len__(self) -> int:
-        """How many entries `timeline` has."""
+        """The number of entries of `timeline`."""
         return self.n_buckets + self.n_exact
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.exact_steps, self.exact, self.buckets, self.bucket_steps))
+        return sum(array.nbytes for array in (self.exact_steps, self.exact, self.buckets, self.bucket_steps))
 
     def extend(self, steps: Sequence[int] | np.ndarray, values: np.ndarray) -> None:
-        """Append the values of some steps: [steps, *shape]."""
+        """Append the values [steps, *shape] of some steps."""
         if self._change is not None:
             self.settle()
-        size, n_done = len(self.exact_steps), 0
+        capacity, n_done = len(self.exact_steps), 0
         while n_done < len(steps):
-            if self.n_exact == size:
+            if self.n_exact == capacity:
                 self._fold()
-            place = (self.oldest + self.n_exact) % size
-            n = min(len(steps) - n_done, size - self.n_exact, size - place)
-            self.exact[place : place + n] = values[n_done : n_done + n]
-            self.exact_steps[place : place + n] = steps[n_done : n_done + n]
-            self.n_exact += n  # only now the steps are there
+            slot = (self.oldest + self.n_exact) % capacity
+            n = min(len(steps) - n_done, capacity - self.n_exact, capacity - slot)
+            self.exact[slot : slot + n] = values[n_done : n_done + n]
+            self.exact_steps[slot : slot + n] = steps[n_done : n_done + n]
+            self.n_exact += n  # only now the steps count
             n_done += n
 
     def settle(self) -> None:
-        """Complete a change that an interrupt has ended. Making a change twice is the same as once."""
+        """Complete a change that was interrupted. Changes are idempotent."""
         if self._change is not None:
             change, arguments = self._change
             change(self, *arguments)
@@ -106,34 +106,34 @@ class Track:
 
     def _fold(self) -> None:
         """Move the oldest exact row into a bucket."""
-        at, n, total = self.n_buckets - 1, 1, None
-        if at < 0 or self.bucket_steps[2, at] >= self.bucket_width:
+        bucket, n, total = self.n_buckets - 1, 1, None
+        if bucket < 0 or self.bucket_steps[2, bucket] >= self.bucket_width:
             if self.n_buckets == self.bucket_steps.shape[1]:
                 self._halve()
-            at = self.n_buckets
+            bucket = self.n_buckets
         else:
-            n = self.bucket_steps[2, at] + 1
-            total = _add(self.buckets[0, at], self.exact[self.oldest]) if self.is_count else None
-        self._make(Track._move, self.oldest, at, n, total, self.n_folded + 1)
+            n = self.bucket_steps[2, bucket] + 1
+            total = _add(self.buckets[0, bucket], self.exact[self.oldest]) if self.is_count else None
+        self._make(Track._move, self.oldest, bucket, n, total, self.n_folded + 1)
 
-    def _move(self, place: int, at: int, n: np.int64 | int, total: np.ndarray | None, n_folded: int) -> None:
-        """Move an exact row into a bucket, as the n-th step in it; for a count, `total` is the sum then."""
-        values, step, size = self.exact[place], self.exact_steps[place], len(self.exact_steps)
+    def _move(self, slot: int, bucket: int, n: np.int64 | int, total: np.ndarray | None, n_folded: int) -> None:
+        """Move an exact row into a bucket, as its n-th step; for a count, `total` is the resulting sum."""
+        values, step, capacity = self.exact[slot], self.exact_steps[slot], len(self.exact_steps)
         if n == 1:
-            self.buckets[:, at] = values
-            self.bucket_steps[:, at] = step, step, 1
+            self.buckets[:, bucket] = values
+            self.bucket_steps[:, bucket] = step, step, 1
         else:
-            low, high, latest = self.buckets[:, at]
+            low, high, latest = self.buckets[:, bucket]
             if total is None:
                 np.fmin(low, values, out=low)
             else:
                 low[...] = total
             np.fmax(high, values, out=high)
             latest[...] = values
-            self.bucket_steps[1, at] = step
-            self.bucket_steps[2, at] = n
-        self.n_buckets = at + 1
-        self.oldest, self.n_exact, self.n_folded = (place + 1) % size, size - 1, n_folded
+            self.bucket_steps[1, bucket] = step
+            self.bucket_steps[2, bucket] = n
+        self.n_buckets = bucket + 1
+        self.oldest, self.n_exact, self.n_folded = (slot + 1) % capacity, capacity - 1, n_folded
 
     def _halve(self) -> None:
         groups = np.arange(0, self.n_buckets, 2)
@@ -146,17 +146,17 @@ class Track:
         self.n_buckets, self.bucket_width = n, bucket_width
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """What `restore` takes."""
+        """The arrays for `restore`."""
         order, k = self._order(), self.n_buckets
         return self.exact_steps[order], self.exact[order], self.bucket_steps[:, :k], self.buckets[:, :k]
 
     def restore(self, arrays: Sequence[np.ndarray], bucket_width: int) -> None:
-        """Continue with saved arrays. If there is less room now, buckets are merged."""
+        """Continue with saved arrays; merge buckets if there is less room than before."""
         exact_steps, exact, bucket_steps, buckets = arrays
         n, k = len(exact_steps), bucket_steps.shape[1]
         if exact.shape != (n, *self.shape) or buckets.shape != (3, k, *self.shape):
             raise ValueError(f"arrays of {exact.shape} and {buckets.shape} do not belong to leaves of {self.shape}")
-        while k > self.bucket_steps.shape[1]:  # its share of the memory was larger when the file was written
+        while k > self.bucket_steps.shape[1]:  # its memory budget was larger when the file was written
             buckets, bucket_steps = _merged(buckets, bucket_steps, np.arange(0, k, 2), self.is_count)
             k, bucket_width = bucket_steps.shape[1], bucket_width * 2
         self._set_buckets(buckets, bucket_steps, bucket_width)
@@ -164,42 +164,42 @@ class Track:
         self.extend(exact_steps, exact)
 
     def timeline(self, first: int | None = None, until: int | None = None, resolution: int | None = None) -> Timeline:
-        """The steps from `first` to `until`, in at most `resolution` entries."""
-        is_in, is_exact_in = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
+        """Return the steps from `first` to `until`, in at most `resolution` entries."""
+        is_wanted, is_exact_wanted = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
         order = self._order()
         steps, exact_steps = self.bucket_steps[:, : self.n_buckets], self.exact_steps[order]
         if first is not None:
-            is_in, is_exact_in = is_in & (steps[1] >= first), is_exact_in & (exact_steps >= first)
+            is_wanted, is_exact_wanted = is_wanted & (steps[1] >= first), is_exact_wanted & (exact_steps >= first)
         if until is not None:
-            is_in, is_exact_in = is_in & (steps[0] <= until), is_exact_in & (exact_steps <= until)
-        return self._entries(np.flatnonzero(is_in), order[is_exact_in], resolution)
+            is_wanted, is_exact_wanted = is_wanted & (steps[0] <= until), is_exact_wanted & (exact_steps <= until)
+        return self._entries(np.flatnonzero(is_wanted), order[is_exact_wanted], resolution)
 
     @property
     def n_steps(self) -> int:
-        """How many steps were appended."""
+        """The number of steps that were appended."""
         return self.n_folded + self.n_exact
 
     def entry_steps(self) -> np.ndarray:
-        """int64[3, k]: the first step, the last, and how many, of each entry of `timeline`."""
+        """int64[3, k]: the first step, the last step and the number of steps of each entry of `timeline`."""
         exact_steps = self.exact_steps[self._order()]
-        of_exact = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
-        return np.concatenate([self.bucket_steps[:, : self.n_buckets], of_exact], axis=1)
+        exact_entries = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
+        return np.concatenate([self.bucket_steps[:, : self.n_buckets], exact_entries], axis=1)
 
     def newest(self, n: int) -> Timeline:
-        """The last `n` steps; the first entry may hold earlier ones too. The cost depends on `n` only."""
+        """Return the last `n` steps; the first entry may hold earlier ones too. The cost depends only on `n`."""
         n_exact = min(n, self.n_exact)
         n_in_newest = np.cumsum(self.bucket_steps[2, : self.n_buckets][::-1])
         n_buckets = min(int(np.searchsorted(n_in_newest, n - n_exact)) + 1, self.n_buckets) if n > n_exact else 0
         return self._entries(np.arange(self.n_buckets - n_buckets, self.n_buckets), self._order(n_exact))
 
     def _order(self, n: int | None = None) -> np.ndarray:
-        """The places of the newest exact rows."""
+        """The slots of the newest exact rows."""
         n = self.n_exact if n is None else n
         return (self.oldest + np.arange(self.n_exact - n, self.n_exact)) % len(self.exact_steps)
 
-    def _entries(self, buckets: np.ndarray, places: np.ndarray, resolution: int | None = None) -> Timeline:
-        exact_steps = self.exact_steps[places]
-        exact = np.broadcast_to(self.exact[places], (3, exact_steps.size, *self.shape))
+    def _entries(self, buckets: np.ndarray, slots: np.ndarray, resolution: int | None = None) -> Timeline:
+        exact_steps = self.exact_steps[slots]
+        exact = np.broadcast_to(self.exact[slots], (3, exact_steps.size, *self.shape))
         values = np.concatenate([self.buckets[:, buckets], exact], axis=1)
         steps = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
         steps = np.concatenate([self.bucket_steps[:, buckets], steps], axis=1)
@@ -215,21 +215,21 @@ class Track:
         """The newest step and its values."""
         if not self.n_exact:
             return None
-        place = (self.oldest + self.n_exact - 1) % len(self.exact_steps)
-        return int(self.exact_steps[place]), self.exact[place].copy()
+        slot = (self.oldest + self.n_exact - 1) % len(self.exact_steps)
+        return int(self.exact_steps[slot]), self.exact[slot].copy()
 
 
 def _add(total: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The sum of counts; -1 is a leaf without numbers."""
-    added = np.add(total, values)
-    return np.maximum(added, -1, out=added)
+    """Add counts; -1 marks a leaf without numbers."""
+    sums = np.add(total, values)
+    return np.maximum(sums, -1, out=sums)
 
 
 def _merged(values: np.ndarray, steps: np.ndarray, groups: np.ndarray, is_count: bool):
-    """Merge entries into groups, which begin at `groups` and are not empty."""
+    """Merge entries into non-empty groups that begin at `groups`."""
     ends = np.append(groups[1:], steps.shape[1]) - 1
     low, high, latest = merged(values[0], values[1], values[2], groups)
-    if is_count:  # totals are in the place of low
+    if is_count:  # totals are stored in place of low
         low = np.maximum(np.add.reduceat(values[0], groups, axis=0), -1)
     return np.stack([low, high, latest]), np.stack(
         [steps[0][groups], steps[1][ends], np.add.reduceat(steps[2], groups)]
@@ -237,7 +237,7 @@ def _merged(values: np.ndarray, steps: np.ndarray, groups: np.ndarray, is_count:
 
 
 def occurs_in(counts: Timeline, entries: Timeline) -> np.ndarray:
-    """bool[k, leaves]: whether a count was above zero during each of `entries`, whose buckets may differ."""
+    """bool[k, leaves]: whether a count was positive in each of `entries`, whose buckets may differ."""
     if np.array_equal(counts.first, entries.first) and np.array_equal(counts.until, entries.until):
         return counts.high > 0
     n_before = np.concatenate([np.zeros((1, counts.high.shape[1]), np.int64), np.cumsum(counts.high > 0, axis=0)])
@@ -246,22 +246,22 @@ def occurs_in(counts: Timeline, entries: Timeline) -> np.ndarray:
     return n_before[stop] > n_before[start]
 
 
-# The user's scalars of a run, such as the loss, and the batches of its steps, in bounded memory.
+# The user's scalars, such as the loss, and the batches of steps, in bounded memory
 
 MOST_NAMES = 64
-MOST_IDS = 4096  # of a batch that are kept; and characters of one that is text
-TRACK_BYTES = 1 << 20  # of each scalar
+MOST_IDS = 4096  # kept per batch; for a text, characters
+TRACK_BYTES = 1 << 20  # per scalar
 _BATCHES_BYTES = 4_000_000
-_CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # 1 is NaN; 0 is a finite number
+_CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # by code; 0 is a finite number
 
 
 class Batch(NamedTuple):
-    """Which examples a step was given.
+    """The examples in a step's batch.
 
     Attributes:
-      ids: int64[n], the first 4,096 of them; or a text.
-      n: How many ids there were; 0 for a text.
-      weight: The first scalar of its step: where there is no room for all, the larger of two neighbours stays.
+      ids: int64[n], the first 4,096 ids; or a text.
+      n: The number of ids before the limit; 0 for a text.
+      weight: The first scalar of its step. When memory is short, the neighbour with the larger weight is kept.
     """
 
     ids: np.ndarray | str
@@ -274,7 +274,7 @@ class Batch(NamedTuple):
 
 
 class ScalarRow(NamedTuple):
-    """Scalars of the steps up to `step`: an array of n holds the values of the last n."""
+    """Scalars of the steps up to `step`: an array [n] holds the values of the last n steps."""
 
     step: int
     values: Mapping[str, np.ndarray]
@@ -282,15 +282,15 @@ class ScalarRow(NamedTuple):
 
 
 class Scalars:
-    """Scalars by name over time, as a history keeps its statistics: recent steps exactly, older ones in buckets.
+    """Scalars by name over time: recent steps are exact, older ones are merged into buckets.
 
         loss = inspector.history.scalars.values("loss")
         loss.until, loss.latest                       # int64[k], float64[k]
 
     Attributes:
-      tracks: For each name, [value, code]: of a number that is not finite, NaN and 1 (NaN), 2 (inf) or 3 (-inf).
-      batches: By step. Where they take more than 4 MB, those of every second step go, but for those of large losses.
-      n_appended: How many rows were appended.
+      tracks: For each name, [value, code]; a non-finite value is NaN with code 1 (NaN), 2 (inf) or 3 (-inf).
+      batches: Batches by step. Above 4 MB, one of every two older neighbours is dropped, the one with the smaller loss.
+      n_appended: The number of rows that were appended.
     """
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class Scalars:
         return bool(self.tracks)
 
     def extend(self, rows: Sequence[ScalarRow]) -> set[str]:
-        """Add the scalars of some steps, those of a name at once. Returns the names of those that are not finite."""
+        """Add the scalars of some steps, name by name. Returns the names with non-finite values."""
         bad = set()
         by_name: dict[str, tuple[list[int], list[np.ndarray]]] = {}
         for row in rows:
@@ -322,7 +322,7 @@ class Scalars:
         return bad
 
     def new_track(self, name: str) -> Track:
-        """The track of a name; empty, if it is new."""
+        """Return the track of a name; an empty one if the name is new."""
         if name not in self.tracks:
             self.tracks[name] = Track((2,), np.float64, TRACK_BYTES)
         return self.tracks[name]
@@ -334,10 +334,10 @@ class Scalars:
             steps = list(self.batches)
             for pair in zip(steps[: len(steps) // 2 : 2], steps[1 : len(steps) // 2 : 2], strict=False):
                 del self.batches[min(pair, key=lambda step: self.batches[step].weight)]
-            self._room = _BATCHES_BYTES - sum(each.n_bytes for each in self.batches.values())
+            self._room = _BATCHES_BYTES - sum(kept.n_bytes for kept in self.batches.values())
 
     def values(self, name: str, *, resolution: int | None = None) -> Timeline:
-        """A scalar over time: float64[k] least, greatest and last values; of those that are not finite, the last only.
+        """Return a scalar over time: float64[k] least, greatest and last values. Only `latest` can be non-finite.
 
         Args:
           resolution: The most entries; neighbours are merged.
@@ -348,18 +348,22 @@ class Scalars:
         return self.values_and_bad(name, resolution=resolution)[0]
 
     def values_and_bad(self, name: str, *, resolution: int | None = None) -> tuple[Timeline, np.ndarray]:
-        """The same, and bool[k]: whether an entry has a number that is not finite."""
-        line = self.tracks[name].timeline(resolution=resolution)
-        values = line._replace(low=line.low[:, 0], high=line.high[:, 0], latest=number_of(line.latest))
-        return values, line.high[:, 1] > 0
+        """Return `values`, and bool[k]: whether an entry has a non-finite value."""
+        timeline = self.tracks[name].timeline(resolution=resolution)
+        values = timeline._replace(low=timeline.low[:, 0], high=timeline.high[:, 0], latest=number_of(timeline.latest))
+        return values, timeline.high[:, 1] > 0
 
     def last(self) -> dict[str, tuple[int, float]]:
-        """The newest step of each scalar, and its value there."""
+        """Return the newest step of each scalar, and its value there."""
         newest = {name: track.latest() for name, track in self.tracks.items()}
-        return {name: (at[0], float(number_of(at[1]))) for name, at in newest.items() if at is not None}
+        return {
+            name: (step_and_value[0], float(number_of(step_and_value[1])))
+            for name, step_and_value in newest.items()
+            if step_and_value is not None
+        }
 
     def fields(self) -> dict[str, Any]:
-        """All but the arrays of the tracks, for a file."""
+        """Everything except the arrays of the tracks, for a file."""
         return {
             "n_appended": self.n_appended,
             "tracks": [{"name": name, "bucket_width": track.bucket_width} for name, track in self.tracks.items()],
@@ -367,22 +371,22 @@ class Scalars:
         }
 
     def restore(self, fields: Mapping[str, Any]) -> list[tuple[Track, int]]:
-        """Take over what `fields` gave. Returns the tracks, which are still empty, and the widths of their buckets."""
+        """Restore what `fields` returned. Returns the tracks, still empty, and the widths of their buckets."""
         self.n_appended = int(fields["n_appended"])
         for step, *batch in fields["batches"]:
             self.add_batch(int(step), batch_of(batch))
         tracks = itertools.islice(fields["tracks"], MOST_NAMES)
-        return [(self.new_track(printable(str(of["name"]))), int(of["bucket_width"])) for of in tracks]
+        return [(self.new_track(printable(str(track["name"]))), int(track["bucket_width"])) for track in tracks]
 
 
 def codes_of(values: np.ndarray) -> np.ndarray:
-    """float64[n, 2]: the value and the code of each number."""
+    """Return float64[n, 2]: the value and the code of each number."""
     codes = np.isnan(values) + 2.0 * np.isposinf(values) + 3.0 * np.isneginf(values)
     return np.stack([np.where(codes > 0, np.nan, values), codes], axis=1)
 
 
 def number_of(coded: np.ndarray) -> np.ndarray:
-    """The numbers of [..., 2], of values and codes."""
+    """Return the numbers of values and codes [..., 2]."""
     return np.where(coded[..., 1] > 0, _CODES[coded[..., 1].astype(int)], coded[..., 0])
 
 
@@ -391,17 +395,17 @@ def batch_fields(batch: Batch) -> list[Any]:
 
 
 def batch_of(fields: Sequence[Any]) -> Batch:
-    """The batch with these fields, of a file."""
+    """Return the batch with these fields from a file."""
     ids, n, weight = fields
     ids = printable(ids[:MOST_IDS]) if isinstance(ids, str) else np.array(ids[:MOST_IDS], np.int64).reshape(-1)
     return Batch(ids, int(n), float(weight))
 
 
-Record = list[tuple[str, str, np.ndarray]]  # source, statistic, its value of each leaf, or of each step and leaf
+Record = list[tuple[str, str, np.ndarray]]  # source, statistic, values [leaves] or [steps, leaves]
 
 
 class Journal(Protocol):
-    """Writes each step to a file when it is appended; see `treeviz.steps.recording.history_file`."""
+    """Writes each appended step to a file; see `treeviz.steps.recording.history_file`."""
 
     path: Path
 
@@ -417,7 +421,7 @@ class Journal(Protocol):
 
 
 class History:
-    """The statistics of every leaf over time: recent steps exactly, older ones as least, greatest and last per bucket.
+    """The statistics of every leaf over time: exact for recent steps, merged into buckets for older ones.
 
         history = inspector.history
         norms = history.values("grads", "norm")         # of all leaves, on the last axis
@@ -426,23 +430,23 @@ class History:
         history.sources["grads"].paths[3]               # the key path of that leaf
 
     Statistics ignore NaN and infinities; those are counted separately, as "nonfinite". An append takes constant time,
-    whatever the length of the run. The memory for `max_bytes` is reserved at once and taken as it fills up; the newest
-    8 steps and 4 buckets are kept even if the tree is so large that they need more. Not thread-safe. An append that
-    an interrupt ends is completed by the next one, or by `finish`.
+    whatever the length of the run. `max_bytes` are reserved at once, but used only as the history fills up; the newest
+    8 steps and 4 buckets are kept even if a large tree needs more. Not thread-safe. The next append, or `finish`,
+    completes an append that was interrupted.
 
     Attributes:
       sources: The measured trees, by name.
-      forward: For the name of a source, the paths of its leaves in the order in which the step uses them, if known.
+      forward: By source, the paths of its leaves in the order in which the step uses them, if known.
       tracks: One statistic over time, by the names of source and statistic.
-      scalars: Those of `record_scalars`, and the batches of steps.
+      scalars: The scalars of `record_scalars`, and the batches of steps.
       run: A random identifier of the run.
-      name: What the user calls the run; or empty.
-      journal: Writes each step to a file once it is appended, so that a crash loses none; or None.
-      damage: What could not be read of the file that it was loaded from; or empty.
+      name: The user's name of the run, or empty.
+      journal: Writes each appended step to a file, so that a crash loses none; or None.
+      damage: What could not be read from the file of the history, or empty.
 
     Args:
-      sources: What is measured: see `treeviz.steps.measure.source_of`.
-      max_bytes: The memory, which the sources share equally.
+      sources: The measured trees; see `treeviz.steps.measure.source_of`.
+      max_bytes: The memory limit, which the sources share equally.
     """
 
     def __init__(self, sources: Sequence[MeasuredTree], max_bytes: int = 64_000_000) -> None:
@@ -460,15 +464,15 @@ class History:
         self.damage = ""
 
     def add_source(self, source: MeasuredTree, max_bytes: int) -> None:
-        """Add a measured tree, with memory of its own."""
+        """Add a measured tree, with its own memory."""
         self._budgets[source.name] = max_bytes
         self.max_bytes = sum(self._budgets.values())
         self.sources[source.name] = source  # last, since an interrupt may come between
 
     def add_sources(self, sources: Sequence[MeasuredTree], max_bytes: int) -> None:
-        """Add the measured trees that are not there, with equal parts of half the memory that is left of `max_bytes`.
+        """Add the new trees among `sources`, which share half of what is left of `max_bytes` equally.
 
-        Ratios reach as far back as norms then, and there is memory for trees that are seen later.
+        Equal shares let ratios reach as far back as norms, and half of the memory is left for later trees.
         """
         new = [source for source in sources if source.name not in self.sources]
         room = max_bytes - self.max_bytes
@@ -483,11 +487,14 @@ class History:
         Raises:
           ValueError: An unknown source or statistic, or values of another shape.
         """
-        of_one = {name: {s: np.asarray(values)[None] for s, values in of.items()} for name, of in numbers.items()}
-        self.extend([step], of_one)
+        one_step = {
+            name: {statistic: np.asarray(values)[None] for statistic, values in statistics.items()}
+            for name, statistics in numbers.items()
+        }
+        self.extend([step], one_step)
 
     def extend(self, steps: Sequence[int], numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Add the numbers of some steps at once, which all values have along their first axis; see `append`."""
+        """Add the numbers of several steps, which are the first axis of all values; see `append`."""
         self.finish()
         record: Record = []
         for name, statistics in numbers.items():
@@ -499,8 +506,8 @@ class History:
                 shape, dtype = self.kind_of(name, statistic)
                 values = np.asarray(values, dtype)
                 if values.shape != (len(steps), *shape):
-                    of = f"{name} {statistic} of step {steps[0]}"
-                    raise ValueError(f"history: {of} is {values.shape[1:]}, not {shape}.")
+                    label = f"{name} {statistic} of step {steps[0]}"
+                    raise ValueError(f"history: {label} is {values.shape[1:]}, not {shape}.")
                 record.append((name, statistic, values))
         if self.journal is None:
             self.add(steps, record)
@@ -510,7 +517,7 @@ class History:
             self.journal.write(self, step, [(name, statistic, values[i]) for name, statistic, values in record])
 
     def append_scalars(self, rows: Sequence[ScalarRow]) -> set[str]:
-        """Add scalars, of steps with or without other numbers. Returns the names of those that are not finite."""
+        """Add scalars of steps, with or without other numbers. Returns the names with non-finite values."""
         if self.journal is None:
             return self.scalars.extend(rows)
         bad = set()
@@ -521,11 +528,11 @@ class History:
 
     @property
     def n_records(self) -> int:
-        """How many steps and rows of scalars were appended."""
+        """The number of steps and rows of scalars that were appended."""
         return self.n_appended + self.scalars.n_appended
 
     def add(self, steps: Sequence[int], record: Record) -> None:
-        """Add values that `extend` has checked: those of all steps."""
+        """Add the values of steps, which `extend` has checked."""
         parts = []
         for name, statistic, values in record:
             track = self.tracks.get((name, statistic))
@@ -536,7 +543,7 @@ class History:
         self.finish()
 
     def finish(self) -> None:
-        """Complete an append that an interrupt has ended."""
+        """Complete an append that was interrupted."""
         if self._unfinished is None:
             return
         n_appended, steps, parts = self._unfinished
@@ -548,14 +555,14 @@ class History:
         self._unfinished = None
 
     def kind_of(self, name: str, statistic: str) -> tuple[tuple[int, ...], type]:
-        """The shape and dtype of a statistic of one step."""
+        """Return the shape and dtype of a statistic of one step."""
         record = STATISTICS.get(statistic)
         if record is None:
             raise ValueError(f"history: no statistic {statistic!r}; there are {', '.join(map(repr, STATISTICS))}.")
         return record.shape(len(self.sources[name].paths)), record.dtype
 
     def new_track(self, name: str, statistic: str) -> Track:
-        """Make an empty track."""
+        """Create an empty track."""
         budget = self._budgets[name] * STATISTICS[statistic].share // TOTAL_SHARES
         track = self.tracks[name, statistic] = Track(*self.kind_of(name, statistic), budget)
         return track
@@ -566,7 +573,7 @@ class History:
         return sum(track.nbytes for track in self.tracks.values())
 
     def __len__(self) -> int:
-        """How many steps were appended."""
+        """The number of steps that were appended."""
         return self.n_appended
 
     def __repr__(self) -> str:
@@ -574,7 +581,7 @@ class History:
         return f"History({self.n_appended} steps of {sources})"
 
     def statistics(self, source: str = "grads") -> tuple[str, ...]:
-        """Which statistics of a source were recorded at least once."""
+        """The statistics of a source that were recorded at least once."""
         return tuple(statistic for statistic in STATISTICS if (source, statistic) in self.tracks)
 
     def steps(self, source: str = "grads", statistic: str = "norm") -> np.ndarray:
@@ -591,11 +598,11 @@ class History:
         until: int | None = None,
         resolution: int | None = None,
     ) -> Timeline:
-        """A statistic over time, of one leaf or of all.
+        """Return a statistic over time, of one leaf or of all.
 
         Args:
-          leaf: The number of a leaf, in the order of `sources[source].paths`; None for all of them, as a last axis.
-          first, until: The first and the last step that is wanted.
+          leaf: The index of a leaf in `sources[source].paths`; None for all leaves, as the last axis.
+          first, until: The first and the last step to return.
           resolution: The most entries; neighbours are merged.
         """
         if statistic == "rms":
@@ -614,7 +621,7 @@ class History:
         return timeline._replace(low=low, high=high, latest=latest, total=total)
 
     def last(self, source: str = "grads") -> tuple[int, dict[str, np.ndarray]]:
-        """The newest step of a source, and its statistics of each leaf by name; (-1, {}) before the first step."""
+        """Return the newest step of a source, and its statistics by name; (-1, {}) before the first step."""
         newest = {statistic: self.tracks[source, statistic].latest() for statistic in self.statistics(source)}
         known = {statistic: pair for statistic, pair in newest.items() if pair is not None}
         step = max((step for step, _ in known.values()), default=-1)
@@ -624,44 +631,48 @@ class History:
         return step, numbers
 
     def worst(self, source: str = "grads", n: int = 10, statistic: str = "norm") -> list[int]:
-        """The `n` worst leaves at the newest step: those with most NaN and Inf, then the largest norms."""
+        """Return the `n` worst leaves at the newest step: most non-finite values first, then largest norms."""
         _, numbers = self.last(source)
         if statistic not in numbers:
             return []
-        size = np.where(np.isnan(numbers[statistic]), -np.inf, numbers[statistic])
-        bad = np.maximum(numbers.get("nonfinite", np.zeros(len(size), np.int64)), 0)
-        order = np.lexsort((np.arange(len(size)), -size, -bad))
+        magnitude = np.where(np.isnan(numbers[statistic]), -np.inf, numbers[statistic])
+        bad = np.maximum(numbers.get("nonfinite", np.zeros(len(magnitude), np.int64)), 0)
+        order = np.lexsort((np.arange(len(magnitude)), -magnitude, -bad))
         has_number = self.sources[source].has_number
         return [int(leaf) for leaf in order if has_number[leaf]][:n]
 
-    def ratio(self, of: str, to: str, **how) -> Timeline | None:
-        """The norms of one source divided by those of another, leaf by leaf, e.g. of "updates" by "params".
+    def ratio(self, of: str, to: str, **options) -> Timeline | None:
+        """Divide the norms of one source by those of another, leaf by leaf, e.g. "updates" by "params".
 
-        None unless both have the same leaves at the same steps. In buckets, `latest` is exact, and `low` and `high` are
-        bounds.
+        Returns None unless both have the same leaves at the same steps. In buckets, `latest` is exact, and `low` and
+        `high` are bounds.
         """
         if not self.has_ratio(of, to):
             return None
-        top, bottom = self.values(of, "norm", **how), self.values(to, "norm", **how)
+        numerator, denominator = self.values(of, "norm", **options), self.values(to, "norm", **options)
         with np.errstate(divide="ignore", invalid="ignore"):
-            low, high, latest = top.low / bottom.high, top.high / bottom.low, top.latest / bottom.latest
-        return top._replace(low=low, high=high, latest=latest)
+            low, high, latest = (
+                numerator.low / denominator.high,
+                numerator.high / denominator.low,
+                numerator.latest / denominator.latest,
+            )
+        return numerator._replace(low=low, high=high, latest=latest)
 
     def has_ratio(self, of: str, to: str) -> bool:
-        """Whether the norms of two sources are of the same leaves at the same steps. Copies no values."""
-        a, b = self.sources.get(of), self.sources.get(to)
-        if a is None or b is None or a.sizes != b.sizes:
+        """Whether two sources have norms of the same leaves at the same steps. Copies no values."""
+        numerator_source, denominator_source = self.sources.get(of), self.sources.get(to)
+        if numerator_source is None or denominator_source is None or numerator_source.sizes != denominator_source.sizes:
             return False
-        top, bottom = self.tracks.get((of, "norm")), self.tracks.get((to, "norm"))
-        if top is None or bottom is None:
-            return top is bottom
-        return np.array_equal(top.entry_steps()[1:], bottom.entry_steps()[1:])
+        numerator, denominator = self.tracks.get((of, "norm")), self.tracks.get((to, "norm"))
+        if numerator is None or denominator is None:
+            return numerator is denominator
+        return np.array_equal(numerator.entry_steps()[1:], denominator.entry_steps()[1:])
 
 
 def main_source(history: History) -> str:
-    """The tree to show first: the first gradients, with updates if any have, else the first source.
+    """Return the source to show first: the first gradients, preferably with updates, else the first source.
 
-    If it has changed, its newest section.
+    If its tree has changed, the newest section.
     """
     grads = [name for name in history.sources if name.startswith("grads")]
     with_updates = [name for name in grads if sibling_name(name, "updates") in history.sources]
@@ -670,23 +681,23 @@ def main_source(history: History) -> str:
     return [name for name in history.sources if section_of(name)[0] == tree][-1]
 
 
-# A tree that changes during a run gets another name, so that no step is lost: "grads since step 12".
+# A tree whose structure changes during a run gets another name, so that no step is lost: "grads since step 12".
 
-MOST_SECTIONS = 16  # of a tree
+MOST_SECTIONS = 16  # per tree
 
 
 class Sections:
-    """Tells which section of a history each measured tree belongs to, by its leaves.
+    """Assigns each measured tree to a section of a history, by its leaves.
 
-    A tree whose structure comes back, as of two models that take turns, goes on in its earlier section.
+    A tree whose structure recurs, as with two alternating models, continues its earlier section.
     """
 
     def __init__(self) -> None:
-        self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by the name of a tree: its last section, as it came
+        self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by tree: its last section and its last source
         self._unchanged: Sequence[MeasuredTree] | None = None
 
     def place(self, steps: ReadSteps, history: History) -> ReadSteps:
-        """The steps, with the names of the trees in the history.
+        """Return the steps, with the names that the trees have in the history.
 
         Raises:
           ValueError: A tree has changed too often.
@@ -697,7 +708,7 @@ class Sections:
         sections: dict[str, str] = {}
         for source in sorted(steps.sources, key=_goes_with_gradients):
             wanted = self.of(source.name, history)
-            if _goes_with_gradients(source):  # into their section, also where it comes later
+            if _goes_with_gradients(source):  # use the section of the gradients, even if that is newer
                 wanted = sections.get(sibling_name(source.name, "grads"), wanted)
             sections[source.name] = _section(source, wanted, steps.steps[0], history)
         self._newest.update({source.name: (sections[source.name], source) for source in steps.sources})
@@ -709,11 +720,11 @@ class Sections:
         )
 
     def of(self, name: str, history: History) -> str:
-        """The section of the newest step of a tree; empty if it has not changed."""
-        return self._newest[name][0] if name in self._newest else _known(name, history.sources)[-1]
+        """Return the section of a tree's newest step; empty if it has not changed."""
+        return self._newest[name][0] if name in self._newest else _known_sections(name, history.sources)[-1]
 
     def _is_unchanged(self, source: MeasuredTree) -> bool:
-        """Whether it is in no section, and the same objects came last."""
+        """Whether it has no section, and the same objects as last time."""
         section, last = self._newest.get(source.name, ("unknown", source))
         return not section and source.paths is last.paths and source.shapes is last.shapes
 
@@ -722,32 +733,32 @@ def _goes_with_gradients(source: MeasuredTree) -> bool:
     return is_beside(source.name)
 
 
-def _known(name: str, sources: Collection[str]) -> list[str]:
+def _known_sections(name: str, sources: Collection[str]) -> list[str]:
     """The sections of a tree, the newest last."""
-    return [section for each in sources for tree, section in [section_of(each)] if tree == name] or [""]
+    return [section for source in sources for tree, section in [section_of(source)] if tree == name] or [""]
 
 
 def _section(source: MeasuredTree, wanted: str, step: int, history: History) -> str:
     """The section with the structure of a tree: the wanted one, another one, or a new one."""
     if _fits(source, history.sources.get(source.name + wanted)):
         return wanted
-    known = _known(source.name, history.sources)
-    for section in reversed(known):
+    known_sections = _known_sections(source.name, history.sources)
+    for section in reversed(known_sections):
         if _fits(source, history.sources.get(source.name + section)):
             return section
-    if len(known) >= MOST_SECTIONS:
-        raise ValueError(f"{source.name} has had {len(known)} other structures before")
+    if len(known_sections) >= MOST_SECTIONS:
+        raise ValueError(f"{source.name} has had {len(known_sections)} other structures before")
     section = f" since step {step}"
-    while source.name + section in history.sources:  # the steps were counted from 0 again
+    while source.name + section in history.sources:  # the step count restarted from 0
         section += " again"
     return section
 
 
 def _fits(new: MeasuredTree, old: MeasuredTree | None) -> bool:
-    """Whether the leaves are the same. The sizes of an activation may differ from batch to batch."""
+    """Whether the leaves are the same. Activations may change size from batch to batch."""
     if old is None or (old.paths is new.paths and old.shapes is new.shapes):
         return True
     if old.paths != new.paths or not kind_of(new.name):
         return old.paths == new.paths
-    has_shapes = bool(old.shapes and new.shapes)  # files of older versions have none
+    has_shapes = bool(old.shapes and new.shapes)  # files of older versions lack them
     return old.sizes == new.sizes and old.dtypes == new.dtypes and not (has_shapes and old.shapes != new.shapes)

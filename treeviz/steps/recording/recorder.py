@@ -1,4 +1,4 @@
-"""From the device to the history: measurements wait until they are computed, and are read in batches."""
+"""The recorder: measurements and scalars wait until they are computed, and are read in batches into a history."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from treeviz.steps.statistics import StopTraining, name_of_result, result_kind
 from treeviz.tree.runtime import Lock, computed_once
 from treeviz.tree.text import class_name, printable
 
-# When the measurements that wait are read: in large batches, or soon, where something waits for their numbers.
+# When waiting measurements are read: in large batches, or soon if something needs their numbers
 
-BATCH = 64  # measurements that are read together, the first time
-LARGE_BATCH, LARGE_BYTES = 512, 1 << 22  # later, if they fit: a reading takes as long to begin as for some 100 of them
-AHEAD = 16  # newer measurements, which the device may not have finished
-SOON = 8  # measurements that wait where numbers are wanted soon
-_EACH, _SHARE = 64, 0.02  # readings before which each measurement is read at once; the share of the time for later ones
+BATCH = 64  # measurements that are read together at first
+LARGE_BATCH, LARGE_BYTES = 512, 1 << 22  # later, if they fit: a read has a fixed cost, that of some 100 measurements
+AHEAD = 16  # newer measurements, which may still be computing
+SOON = 8  # waiting measurements if numbers are needed soon
+_EACH, _SHARE = 64, 0.02  # the number of reads without a time limit; then their share of the time
 
 
 class Pace:
-    """Reads of what waits, by how much waits and what reading has cost.
+    """Decides when to read waiting measurements, by their number and by the cost of earlier reads.
 
     Attributes:
-      batch: How many measurements are read together, at least.
+      batch: The least number of measurements that are read together.
 
     Args:
-      at_once: Read each measurement as soon as it is ready; in a long run, as often as 2 % of the time allow, or when
-        so many wait. 0: in batches.
+      at_once: Read each measurement as soon as it is ready; in a long run, as often as 2 % of the time allows, or when
+        this many wait. 0: read in batches.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -64,89 +64,89 @@ class Pace:
         self._began = time.monotonic()
         return n_waiting >= self._most or self._began >= self._again
 
-    def has_seen(self, n_bytes: int, *, kept: bool) -> None:
-        """Read in larger batches from now on, if measurements are small and not kept, since a crash loses a batch."""
+    def adapt_batch(self, n_bytes: int, *, kept: bool) -> None:
+        """Use larger batches if measurements are small and not kept in a file, where a crash would lose a batch."""
         if self.batch > 1:
             self.batch = BATCH if kept else max(min(LARGE_BYTES // max(n_bytes, 1), LARGE_BATCH), BATCH)
             self._most = self.batch + AHEAD
 
     def has_read(self) -> None:
-        """Take the time until the next reading from that since `is_due`."""
+        """Set the time of the next read by the duration since `is_due`."""
         self._n_reads += 1
         if self._n_reads > _EACH:
-            now = time.monotonic()
-            self._again = now + (now - self._began) / _SHARE
+            ended = time.monotonic()
+            self._again = ended + (ended - self._began) / _SHARE
 
 
-# Parameters that no update has changed, of those whose new values are looked at in each inspected step.
+# Parameters that no update has changed, if each inspected step compares their new values
 
-FIRST_TOLD = 32  # inspected steps; then after twice as many
+FIRST_REPORT = 32  # in inspected steps; the next report is after twice as many
 
 
 class Unchanged:
-    """Follows which parameters never changed, and adds those to the numbers of some step as a tree with their zeros.
+    """Tracks which parameters never changed, and reports them as a tree of zeros in the numbers of some steps.
 
-    It is told after 32 inspected steps, each time that their number has doubled, and once such a parameter changes.
+    Reports after 32 inspected steps, whenever that number has doubled, and when such a parameter changes.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: how many steps, and which never changed
-        self._done: set[str] = set()  # suffixes of those that all have changed
+        self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: the number of steps, and which never changed
+        self._done: set[str] = set()  # suffixes of steps whose parameters have all changed
 
-    def tell(self, arrived: Sequence[Arrived], read: list[ReadSteps]) -> None:
-        """Follow some measurements, and add to the steps that were read of them."""
-        followed = [each for each in arrived if each.suffix not in self._done]
+    def report(self, arrived: Sequence[Arrived], read: list[ReadSteps]) -> None:
+        """Update from measurements, and add reports to the steps that were read from them."""
+        followed = [measured for measured in arrived if measured.suffix not in self._done]
         were_read = {(steps.suffix, call) for steps in read if followed for call in steps.calls}
-        for each in followed:
-            if each.suffix in self._done or (each.suffix, each.step) not in were_read:
+        for measured in followed:
+            if measured.suffix in self._done or (measured.suffix, measured.step) not in were_read:
                 continue
-            n_before, before = self._known.get(each.suffix, (0, None))
+            n_before, before = self._known.get(measured.suffix, (0, None))
             first, counts = 0, None
-            for tree in each.measurement.results:
+            for tree in measured.measurement.results:
                 n = len(tree.paths)
                 if result_kind(tree.name) == "parameter":
-                    counts = counts_of(each.measurement) if counts is None else counts
-                    now = counts[first : first + n] >> 31 == 0
+                    counts = counts_of(measured.measurement) if counts is None else counts
+                    unchanged = counts[first : first + n] >> 31 == 0
                     if before is not None and len(before) == n:
-                        now &= before
-                    self._known[each.suffix] = n_before + 1, now
-                    self._done |= set() if now.any() else {each.suffix}
-                    is_due = n_before + 1 >= FIRST_TOLD and n_before & (n_before + 1) == 0 and now.any()
-                    has_changed = before is not None and not np.array_equal(now, before)
-                    if is_due or (n_before >= FIRST_TOLD and has_changed):
-                        name = printable(name_of_result("unchanged") + each.suffix)
-                        _add_zeros(read, each, tree._replace(name=name), now)
+                        unchanged &= before
+                    self._known[measured.suffix] = n_before + 1, unchanged
+                    self._done |= set() if unchanged.any() else {measured.suffix}
+                    is_due = n_before + 1 >= FIRST_REPORT and n_before & (n_before + 1) == 0 and unchanged.any()
+                    has_changed = before is not None and not np.array_equal(unchanged, before)
+                    if is_due or (n_before >= FIRST_REPORT and has_changed):
+                        name = printable(name_of_result("unchanged") + measured.suffix)
+                        _add_zeros(read, measured, tree._replace(name=name), unchanged)
                 first += n
 
 
 def _add_zeros(read: list[ReadSteps], arrived: Arrived, tree: MeasuredTree, is_zero: np.ndarray) -> None:
-    """Add a tree to the last step of a call; those that were read before and after it stay together."""
-    for place, steps in reversed([*enumerate(read)]):
+    """Add a tree to the last step of a call, and split the steps around it."""
+    for i, steps in reversed([*enumerate(read)]):
         if steps.suffix == arrived.suffix and arrived.step in steps.calls:
-            at = len(steps.calls) - 1 - steps.calls[::-1].index(arrived.step)
-            of_call = steps.part(at, at + 1)
+            last = len(steps.calls) - 1 - steps.calls[::-1].index(arrived.step)
+            last_step = steps.part(last, last + 1)
             zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)[None]}}
-            of_call = of_call._replace(sources=[*steps.sources, tree], numbers={**of_call.numbers, **zeros})
-            parts = (steps.part(0, at), of_call, steps.part(at + 1))
-            read[place : place + 1] = [part for part in parts if part.steps]
+            last_step = last_step._replace(sources=[*steps.sources, tree], numbers={**last_step.numbers, **zeros})
+            parts = (steps.part(0, last), last_step, steps.part(last + 1))
+            read[i : i + 1] = [part for part in parts if part.steps]
             return
 
 
-# Scalars of the user's: checked at once, read when they are computed.
+# The user's scalars: checked at once, read when they are computed
 
 MOST_WAITING_SCALARS = 4096  # if more wait, the oldest are dropped
 
 
 class ArrivedScalars(NamedTuple):
-    """Scalars that were taken in, which may not be computed yet.
+    """Scalars that the user recorded, which may still be computing.
 
     Attributes:
-      step: Its number, or that of the call with `of`, whose inner steps count as steps.
-      of: The measurement before; None: `step` is the number of the step.
+      step: The number of the step; with `call`, that of the call, whose inner steps count as steps.
+      call: The call's measurement, or None.
     """
 
     step: int
-    of: Arrived | None
+    call: Arrived | None
     values: Mapping[str, Any]
     batch: Any
 
@@ -155,10 +155,10 @@ class ArrivedScalars(NamedTuple):
         return [*self.values.values(), self.batch]
 
     def is_ready(self) -> bool:
-        return all(is_ready(x) for x in self.arrays if isinstance(x, jax.Array) and not x.is_deleted())
+        return all(is_ready(array) for array in self.arrays if isinstance(array, jax.Array) and not array.is_deleted())
 
     def row(self) -> ScalarRow:
-        """Their numbers. Waits for the device."""
+        """The values as a row of a history. Waits for the device."""
         values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in self.values.items()}
         batch = None
         if isinstance(self.batch, str):
@@ -166,27 +166,31 @@ class ArrivedScalars(NamedTuple):
         elif self.batch is not None:
             ids = np.asarray(self.batch).reshape(-1)
             batch = BatchOfStep(ids[:MOST_IDS].astype(np.int64), len(ids), _weight(values))
-        k = 1 if self.of is None else n_inner_steps(self.of)
-        return ScalarRow(self.step * k + k - 1, {name: of for name, of in values.items() if len(of)}, batch)
+        n_inner = 1 if self.call is None else n_inner_steps(self.call)
+        return ScalarRow(
+            self.step * n_inner + n_inner - 1, {name: array for name, array in values.items() if len(array)}, batch
+        )
 
 
 def _weight(values: Mapping[str, np.ndarray]) -> float:
-    """Of a batch: the first scalar of its step, which is the loss."""
-    weight = next((float(of[-1]) for of in values.values() if len(of)), 0.0)
+    """The weight of a batch: the first scalar of its step, which is the loss."""
+    weight = next((float(array[-1]) for array in values.values() if len(array)), 0.0)
     return weight if math.isfinite(weight) else math.inf
 
 
 def _checked(name: str, value: Any) -> Any:
-    """A device's array as it is; else float64[n], a copy."""
-    what = f"record_scalars: {name} is"
+    """Check a scalar. Returns a device array unchanged, anything else as a copy, float64[n]."""
+    prefix = f"record_scalars: {name} is"
     if isinstance(value, Tracer):
-        raise TypeError(f"{what} traced. Call record_scalars outside the jitted step, with what the step returns.")
+        raise TypeError(f"{prefix} traced. Call record_scalars outside the jitted step, with what the step returns.")
     shape = getattr(value, "shape", ())
     if len(shape) > 1:
-        raise ValueError(f"{what} an array of {shape}. Give a number, as its mean, or the values of the last n steps.")
+        raise ValueError(
+            f"{prefix} an array of {shape}. Give a number, as its mean, or the values of the last n steps."
+        )
     array = value if isinstance(value, jax.Array) else np.array(value)
     if not _is_real(array.dtype):
-        raise TypeError(f"{what} a {class_name(type(value))} of {array.dtype}, no real number.")
+        raise TypeError(f"{prefix} a {class_name(type(value))} of {array.dtype}, no real number.")
     return array if array is value else array.astype(np.float64).reshape(-1)
 
 
@@ -196,12 +200,12 @@ def _is_real(dtype: Any) -> bool:
 
 
 def _checked_batch(batch: Any) -> Any:
-    """A device's array as it is; else a copy, or a text."""
+    """Check a batch. Returns a device array unchanged, anything else as a copy or a text."""
     if isinstance(batch, Tracer):
         raise TypeError("record_scalars: batch is traced. Call record_scalars outside the jitted step.")
     if isinstance(batch, str):
         return printable(batch[:MOST_IDS])
-    if isinstance(batch, list | tuple) and any(isinstance(each, str) for each in batch[:1]):
+    if isinstance(batch, list | tuple) and any(isinstance(element, str) for element in batch[:1]):
         return printable(", ".join(map(str, batch[:MOST_IDS]))[:MOST_IDS])
     ids = batch if isinstance(batch, jax.Array) else np.array(batch)
     if not jax.numpy.issubdtype(ids.dtype, np.integer):
@@ -209,23 +213,23 @@ def _checked_batch(batch: Any) -> Any:
     return ids
 
 
-# Who is told when a run has new numbers.
+# Listeners to new numbers
 
 
 class Listener(Protocol):
     """Follows a run, e.g. for a widget. Its methods run in the threads that record and read."""
 
     def arrived(self) -> bool:
-        """A measurement was taken in. Returns whether to read now what can be read without waiting."""
+        """A measurement has arrived. Returns whether to read now what is ready."""
         ...
 
     def was_read(self) -> None:
-        """The history has new numbers. No other thread reads meanwhile."""
+        """The history has new numbers. Called under the lock of the reader."""
         ...
 
 
 class Alarm(Protocol):
-    """Searches what was read for findings, and may end the run; see `treeviz.steps.findings.find`."""
+    """Searches new numbers for findings, and may stop the run; see `treeviz.steps.findings.find`."""
 
     def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool: ...
 
@@ -234,18 +238,18 @@ class Alarm(Protocol):
     def begin(self) -> None: ...
 
 
-# A thread that calls a method repeatedly until nothing is due.
+# A background thread
 
 
 class Ticker:
     """Calls a method repeatedly in a thread, until it returns None; then it can be started again.
 
-    The method's object is referred to weakly: the thread ends when that object is freed.
+    Holds only a weak reference to the method's object: the thread ends when the object is freed.
 
     Args:
       tick: A method that returns the seconds until its next call, or None to end the thread.
       first_s: Seconds until the first call.
-      lock: Held during each call. If the holder of the lock sees `is_running`, another call is certain to come.
+      lock: Held during each call. If its holder sees `is_running`, another call will follow.
     """
 
     def __init__(
@@ -254,7 +258,9 @@ class Ticker:
         self._tick = weakref.WeakMethod(tick)
         self._first_s, self._lock, self._name = first_s, lock, name
         self._is_stopped = False
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # no lock that a forked child could find held
+        self._wake: queue.SimpleQueue[None] = (
+            queue.SimpleQueue()
+        )  # has no lock that could be held when the process forks
         self._thread: threading.Thread | None = None
 
     @property
@@ -289,17 +295,17 @@ class Ticker:
                     self._thread = None
 
 
-# Measurements that were read together, on their way into the history.
+# Adding measurements to the history
 
 
 class Batch(NamedTuple):
-    """Measurements that were read together. If an interrupt comes, the next reading goes on with what is left of them.
+    """Measurements that were read together. After an interrupt, the next read continues with the rest of them.
 
     Attributes:
-      arrived: The measurements, which were the oldest of those that wait.
+      arrived: The measurements, the oldest of the waiting ones.
       read: Their numbers.
-      n_before: How many steps the history had before them.
-      n_dropped: How many measurements are lost, with those of this batch that could not be read.
+      n_before: The number of steps in the history before them.
+      n_dropped: The number of lost measurements, including those of this batch.
     """
 
     arrived: list[Arrived]
@@ -308,60 +314,60 @@ class Batch(NamedTuple):
     n_dropped: int
 
     def put_into(self, history: History, sections: Sections, max_bytes: int) -> Iterator[tuple[int, ValueError]]:
-        """Add what the history does not have yet; `read` then has its names. Gives how many steps failed, and why."""
+        """Add the missing steps, and update the names in `read`. Yields the number of failed steps and the reason."""
         history.finish()
         n_done = len(history) - self.n_before
-        for place, steps in enumerate(self.read):
+        for i, steps in enumerate(self.read):
             n = len(steps.steps)
             if n_done < n:
                 try:
                     placed = sections.place(steps, history)
                     history.add_sources(placed.sources, max_bytes)
-                    left = placed.part(n_done) if n_done else placed
-                    history.extend(left.steps, left.numbers)
-                    self.read[place] = placed
+                    remaining = placed.part(n_done) if n_done else placed
+                    history.extend(remaining.steps, remaining.numbers)
+                    self.read[i] = placed
                 except ValueError as error:
-                    self.read[place] = steps.part(0, n_done)
+                    self.read[i] = steps.part(0, n_done)
                     yield n - n_done, error
             n_done = max(n_done - n, 0)
 
     @property
     def calls(self) -> Iterator[tuple[tuple[str, int], list[int], list[int]]]:
-        """Of each call, its suffix and number, the numbers of its steps, and of those with a NaN or Inf."""
-        of_calls = [
-            (each.suffix, call, step, bad)
-            for each in self.read
-            for bad in [each.bad_steps]
-            for call, step in zip(each.calls, each.steps, strict=True)
+        """Yield each call's (suffix, number), the numbers of its steps, and of its non-finite steps."""
+        steps_of_calls = [
+            (read_steps.suffix, call, step, bad)
+            for read_steps in self.read
+            for bad in [read_steps.bad_steps]
+            for call, step in zip(read_steps.calls, read_steps.steps, strict=True)
         ]
-        for call, group in groupby(of_calls, key=itemgetter(0, 1)):
+        for call, group in groupby(steps_of_calls, key=itemgetter(0, 1)):
             steps = [(step, bad) for *_, step, bad in group]
             yield call, [step for step, _ in steps], [step for step, bad in steps if step in bad]
 
 
-MOST_WAITING = 1024  # if none of these is ready, the oldest is dropped
-MOST_LATE = 16  # unread measurements that a loop with an alarm may have
-KEPT_WITHIN_S = 1.0  # after which a measurement that is ready is read, so that it is in the file
+MOST_WAITING = 1024  # if none of them is ready, the oldest is dropped
+MOST_LATE = 16  # unread measurements in a loop with an alarm
+KEPT_WITHIN_S = 1.0  # from ready to read, so that a measurement is soon in the file
 
 
 class Recorder:
-    """Takes measurements in without waiting for them, reads them later in batches, and keeps a history.
+    """Enqueues measurements without waiting for them, reads them later in batches, and keeps a history.
 
-    `take` may be called from several threads; one of them reads.
+    Several threads may call `take`; one of them reads.
 
     Attributes:
-      history: What was read; without sources and steps before the first.
+      history: The history of all numbers that were read; empty before the first.
       n_dropped: The number of lost measurements: their step failed, or they came faster than they could be read.
-      listeners: Those that follow the run.
+      listeners: The listeners that follow the run.
 
     Args:
-      max_bytes: The memory of the history.
-      members: As `treeviz.steps.recording.decode.read` takes it.
-      on_call: Called for each call that was read: with its suffix and number, the numbers of its steps, and of those
-        with a NaN or Inf.
-      alarm: Called last after each reading, since it may raise.
-      at_once: Of measurements that may wait where each is read as soon as it is ready: see `Pace`; 0: read batches.
-      most_late: `take` waits for the device while more measurements than these are unread; None: it never waits.
+      max_bytes: The memory limit of the history.
+      members: As for `treeviz.steps.recording.decode.read`.
+      on_call: Called for each call that was read, with its (suffix, number), the numbers of its steps, and of its
+        non-finite steps.
+      alarm: Called last after each read, since it may raise.
+      at_once: The most waiting measurements if each is read as soon as it is ready, see `Pace`; 0: read in batches.
+      most_late: `take` waits for the device while more measurements than this are unread; None: it never waits.
     """
 
     def __init__(
@@ -381,7 +387,7 @@ class Recorder:
         self._reading = Lock()
         self.listeners: tuple[Listener, ...] = ()
         self._may_raise = True
-        self._path: Path | None = None  # that `keep` was given
+        self._path: Path | None = None  # the argument of `keep`
         self._begin()
         self._ticker: Ticker | None = None
         _alive.add(self)
@@ -390,20 +396,20 @@ class Recorder:
         self.history = History([], 0)
         self.n_dropped = 0
         self._waiting: deque[Arrived] = deque()
-        self._newest: Arrived | None = None  # that was taken in
-        self._scalars: deque[ArrivedScalars] = deque()  # apart, since a slow one must hold up no measurement
+        self._newest: Arrived | None = None  # the last one that arrived
+        self._scalars: deque[ArrivedScalars] = deque()  # separate, since a slow one must not delay measurements
         self._scalar_names: set[str] = set()
-        self._bad_scalars: set[str] = set()  # the names of those with NaN or infinity
+        self._bad_scalars: set[str] = set()  # names of non-finite scalars
         self._n_dropped_scalars = 0
         self._sections = Sections()
         self._unchanged = Unchanged()
-        self._has_untold = False  # numbers that the alarm has not searched
+        self._has_unsearched = False  # whether the alarm has not searched some numbers
         self._unfinished: Batch | None = None
         if self._alarm is not None:
             self._alarm.begin()
 
     def begin(self, name: str = "") -> History:
-        """Begin a run, in a new file of `keep`, and forget what is not read yet. Returns the history before."""
+        """Begin a run, in a new file of `keep`, and drop unread measurements. Returns the previous history."""
         with self._reading:
             before = self.history
             self._begin()
@@ -419,7 +425,7 @@ class Recorder:
         return before
 
     def __len__(self) -> int:
-        """How many measurements are not read yet."""
+        """The number of unread measurements."""
         return len(self._waiting)
 
     @property
@@ -428,7 +434,7 @@ class Recorder:
         return not self.history and not self._waiting
 
     def take(self, arrived: Arrived) -> None:
-        """Take a measurement in; read earlier ones if they are ready."""
+        """Enqueue a measurement; read earlier ones if they are ready."""
         self.put(arrived)
         self._newest, waiting = arrived, self._waiting
         is_wanted = self.listeners and True in [listener.arrived() for listener in self.listeners]
@@ -436,14 +442,14 @@ class Recorder:
             try:
                 self._read_what_is_there(1 if is_wanted else self._pace.batch)
                 if self._most_late is not None and len(waiting) > self._most_late and not arrived.is_ready():
-                    # A callback of the user's, whose numbers are ready, must not wait here: the device may wait for it.
+                    # A user's callback, whose numbers are ready, must not wait here: the device may be waiting for it.
                     self._read(len(waiting) - self._most_late, is_flush=False)
             finally:
                 self._pace.has_read()
                 self._reading.release()
 
     def put(self, arrived: Arrived | ArrivedScalars) -> None:
-        """Take in what may be no newer than what is there; it is read with later ones, or at a flush."""
+        """Enqueue a measurement of any step; it is read with later ones, or at a flush."""
         if self._copies_early:
             with jax.transfer_guard_device_to_host("allow"):
                 for array in arrived.arrays:
@@ -455,13 +461,13 @@ class Recorder:
             self._waiting.append(arrived)
 
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
-        """Take scalars in, without waiting for them. They are read together with measurements, or when many wait.
+        """Enqueue scalars, without waiting for them. They are read together with measurements, or when many wait.
 
         Args:
           step: The number of the step, or with `is_call` that of the call.
 
         Raises:
-          TypeError: A value is no number, or traced; or a batch is neither whole numbers nor text.
+          TypeError: A value is not a number, or is a tracer; or a batch is neither integers nor text.
           ValueError: A value has more than one axis, or there are too many names.
         """
         self._scalar_names |= values.keys()
@@ -475,26 +481,26 @@ class Recorder:
             self._n_dropped_scalars += 1
         if len(self._scalars) >= BATCH + AHEAD and not self._waiting and self._reading.acquire(blocking=False):
             try:
-                self._tell([], is_flush=False)
+                self._notify([], is_flush=False)
             finally:
                 self._reading.release()
 
     @computed_once
     def _copies_early(self) -> bool:
-        return jax.default_backend() != "cpu"  # on CPU, arrays are in host memory already
+        return jax.default_backend() != "cpu"  # on CPU, arrays are already in host memory
 
     @property
     def reading(self) -> contextlib.AbstractContextManager:
         """A lock that is held while measurements are read."""
         return self._reading
 
-    def read_what_is_ready(self, *, tells: bool = False) -> None:
-        """Read what can be read without waiting for the device; unless `tells`, findings are told at the next read."""
+    def read_what_is_ready(self, *, may_raise: bool = False) -> None:
+        """Read what is ready, without waiting. With `may_raise`, report findings now, else at the next read."""
         with self._reading:
             try:
-                self._may_raise = tells
+                self._may_raise = may_raise
                 self._read_what_is_there(1)
-                self._tell([], is_flush=False)
+                self._notify([], is_flush=False)
             finally:
                 self._may_raise = True
 
@@ -503,7 +509,7 @@ class Recorder:
         if len(waiting := self._waiting) < batch:
             return
         if waiting[batch - 1].is_ready():
-            n_waiting = len(waiting)  # not an iterator: other threads append meanwhile
+            n_waiting = len(waiting)  # no iterator, since other threads append meanwhile
             n_ready = next((n for n in range(batch, n_waiting) if not waiting[n].is_ready()), n_waiting)
             self._read(n_ready, is_flush=False)
         elif len(waiting) >= MOST_WAITING:
@@ -511,10 +517,10 @@ class Recorder:
             self._finish()
 
     def flush(self) -> None:
-        """Read everything that has been measured; waits for the steps that still run."""
+        """Read all measurements; waits for running steps."""
         with self._reading:
             self._finish()
-            for _ in range(2):  # the alarm may have asked for more
+            for _ in range(2):  # the alarm may have added measurements
                 self._read(len(self._waiting))
             if self.history.journal is not None:
                 self.history.journal.catch_up(self.history)
@@ -522,22 +528,22 @@ class Recorder:
     def _read(self, n: int, is_flush: bool = True) -> None:
         arrived = [self._waiting[k] for k in range(n)]
         if arrived:
-            self._pace.has_seen(arrived[-1].n_bytes, kept=self.history.journal is not None)
+            self._pace.adapt_batch(arrived[-1].n_bytes, kept=self.history.journal is not None)
         try:
             steps, n_failed = list(read(arrived, members=self._members)), 0
-        except RuntimeError:  # a step failed, or its arrays are deleted; the others are good
+        except RuntimeError:  # a step failed, or its arrays were deleted; the others can be read
             steps, n_failed = self._read_one_by_one(arrived)
-        self._unchanged.tell(arrived, steps)
+        self._unchanged.report(arrived, steps)
         self._unfinished = Batch(arrived, steps, len(self.history), self.n_dropped + n_failed)
         self._finish(is_flush)
 
     def _finish(self, is_flush: bool = False) -> None:
-        """Put a batch into the history, or what an interrupt has left of one: nothing here is done twice."""
+        """Add a batch to the history, or the rest of an interrupted one: no part of this is done twice."""
         batch = self._unfinished
         if batch is None:
             return
-        for each in batch.arrived:
-            if self._waiting and self._waiting[0] is each:
+        for measurement in batch.arrived:
+            if self._waiting and self._waiting[0] is measurement:
                 self._waiting.popleft()
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
         failed = [*batch.put_into(self.history, self._sections, self._max_bytes)]
@@ -550,27 +556,27 @@ class Recorder:
         self._unfinished = None
         for _, error in failed[-1:]:
             warnings.warn(f"inspector: a step was not recorded: {error}", RuntimeWarning, stacklevel=2)
-        self._tell(batch.read, is_flush)
+        self._notify(batch.read, is_flush)
 
-    def _tell(self, read: list[ReadSteps], is_flush: bool) -> None:
-        """Read scalars, and tell the listeners and the alarm of them and of new steps; the alarm may raise."""
-        self._has_untold |= self._read_scalars(wait=is_flush)
+    def _notify(self, read: list[ReadSteps], is_flush: bool) -> None:
+        """Read scalars, and notify the listeners and the alarm of these and of new steps; the alarm may raise."""
+        self._has_unsearched |= self._read_scalars(wait=is_flush)
         if read:
             for listener in self.listeners:
                 listener.was_read()
-        if self._alarm is None or not (read or self._has_untold):
+        if self._alarm is None or not (read or self._has_unsearched):
             return
-        self._has_untold = not self._may_raise
-        if self._has_untold:
+        self._has_unsearched = not self._may_raise
+        if self._has_unsearched:
             return self._alarm.postpone()
         bad = self._bad_scalars.union(*(steps.bad_sources for steps in read))
-        self._has_untold = not self._alarm.was_read(self.history, bad, is_flush=is_flush)
+        self._has_unsearched = not self._alarm.was_read(self.history, bad, is_flush=is_flush)
 
     def _read_scalars(self, wait: bool) -> bool:
-        """Move scalars that are ready into the history, or with `wait` all. Returns whether there were any."""
+        """Add ready scalars to the history, with `wait` all of them. Returns whether there were any."""
         waiting, rows = self._scalars, list[ScalarRow]()
         if waiting:
-            with jax.transfer_guard("allow"):  # which takes as long as reading
+            with jax.transfer_guard("allow"):  # entered once, since it takes as long as a read
                 while waiting and (wait or waiting[0].is_ready()):
                     try:
                         rows.append(waiting.popleft().row())
@@ -581,21 +587,21 @@ class Recorder:
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
         steps, n_failed = [], 0
-        for each in arrived:
+        for measurement in arrived:
             try:
-                steps += read([each], members=self._members)
+                steps += read([measurement], members=self._members)
             except RuntimeError:
                 n_failed += 1
         return steps, n_failed
 
-    def _learn_forward(self, row_of: Arrived) -> None:
-        for name, watched in row_of.watches.items():
-            if watched.forward:
-                name = printable(name + row_of.suffix)
-                self.history.forward[name + self._sections.of(name, self.history)] = watched.forward
+    def _learn_forward(self, arrived: Arrived) -> None:
+        for name, attribution in arrived.watches.items():
+            if attribution.forward:
+                name = printable(name + arrived.suffix)
+                self.history.forward[name + self._sections.of(name, self.history)] = attribution.forward
 
     def keep(self, path: Path) -> Path:
-        """Write each further step to a file, at most a second after its numbers are ready. Returns the file's path.
+        """Write each new step to a file, at most a second after it is ready. Returns the file's path.
 
         Raises:
           OSError: The file cannot be written.
@@ -616,7 +622,7 @@ class Recorder:
         return KEPT_WITHIN_S
 
     def close(self) -> None:
-        """Read all, and write it to the file of `keep` now or never."""
+        """Read all measurements, and write them to the file of `keep` with no later retry."""
         with self._reading:
             if self._ticker is not None:
                 self._ticker.stop()
@@ -627,18 +633,20 @@ class Recorder:
 
     @property
     def lost(self) -> list[str]:
-        """How many measurements were lost, and how many steps the file of `keep` lacks, and why; for a headline."""
+        """Headline notes: how many measurements were lost, and how many steps the file of `keep` lacks, and why."""
         lost = [f"{self.n_dropped:,} step{'s' * (self.n_dropped != 1)} not shown"] if self.n_dropped else []
         n = self._n_dropped_scalars
         lost += [f"scalars of {n:,} step{'s' * (n != 1)} not shown"] if n else []
         if self.history.journal is not None:
-            n, why = self.history.journal.lacks(self.history)
-            what = "record" if self.history.scalars else "step"
-            lost += [f"{n:,} {what}{'s' * (n != 1)} not in {self.history.journal.path.name}: {why}"] if n else []
+            n, reason = self.history.journal.lacks(self.history)
+            record_name = "record" if self.history.scalars else "step"
+            lost += (
+                [f"{n:,} {record_name}{'s' * (n != 1)} not in {self.history.journal.path.name}: {reason}"] if n else []
+            )
         return lost
 
     def after_fork(self) -> None:
-        """Keep the history in a forked child, which has no device. Unread measurements belong to the parent."""
+        """Keep only the history in a forked process, which has no device. The parent reads the rest."""
         self._waiting, self._scalars = deque(), deque()
         self._unfinished = self._ticker = None
         self.listeners = ()
@@ -661,47 +669,47 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-# What is unread when an inspector goes, or Python ends: its findings are told all the same.
+# Findings in unread measurements, when an inspector is freed or Python exits
 
 _followed: weakref.WeakSet[Recorder] = weakref.WeakSet()
-_left: list[Recorder] = []  # whose owners have gone
+_ownerless: list[Recorder] = []  # recorders with unread measurements, whose owners were freed
 
 
 def tell_at_the_end(owner: Any, recorder: Recorder) -> None:
-    """Tell the findings of what a recorder has not read when Python ends, also if its owner has gone by then."""
-    _tell_what_is_left()
+    """Report the findings in unread measurements when Python exits, even if the owner was freed before."""
+    _flush_ownerless()
     _followed.add(recorder)
-    weakref.finalize(owner, _leave, recorder)
+    weakref.finalize(owner, _on_owner_freed, recorder)
 
 
-def _leave(recorder: Recorder) -> None:
-    if len(recorder):  # not read here: the garbage collector may have been called anywhere
-        _left.append(recorder)
+def _on_owner_freed(recorder: Recorder) -> None:
+    if len(recorder):  # not read here, since the garbage collector may run anywhere
+        _ownerless.append(recorder)
 
 
-def _tell_what_is_left() -> None:
-    while _left:
-        _tell(_left.pop())
+def _flush_ownerless() -> None:
+    while _ownerless:
+        _flush_and_report(_ownerless.pop())
 
 
-@atexit.register  # before JAX's own, which is older: the last steps can still be read
+@atexit.register  # runs before JAX's own handler, which is older, so the last steps can still be read
 def _at_exit() -> None:
     for recorder in [*_followed]:
-        _tell(recorder)
-    _left.clear()  # they were followed, too
+        _flush_and_report(recorder)
+    _ownerless.clear()  # they are in _followed, too
 
 
-def _tell(recorder: Recorder) -> None:
+def _flush_and_report(recorder: Recorder) -> None:
     if recorder.is_empty:
         return
     try:
         if jax.process_count() == 1:
             recorder.flush()
-        else:  # a step that waits for a process that has failed would never end
-            recorder.read_what_is_ready(tells=True)
+        else:  # a step that waits for a failed process would never end
+            recorder.read_what_is_ready(may_raise=True)
     except StopTraining as error:
         warnings.warn(
             f"inspector: the run has ended, and would have been stopped: {error}", RuntimeWarning, stacklevel=2
         )
-    except RuntimeError:  # a step has failed, which was reported
+    except RuntimeError:  # a failed step has been reported
         return
