@@ -213,7 +213,7 @@ def warn_of_missing(table: Iterable[PrivateName], stacklevel: int = 2) -> None:
 
 def names_in_code(function: Any) -> tuple[set[str], set[str]]:
     """The global names and attributes in a function's code, and the names of the functions defined within it."""
-    codes, names, functions = [_code_of(function)], set(), set()
+    codes, names, functions = [getattr(function, "__wrapped__", function).__code__], set(), set()
     while codes:
         code = codes.pop()
         names.update(code.co_names)
@@ -228,10 +228,6 @@ def _readable(place: str) -> str:
     return f"{name} in {function}" if name else function
 
 
-def _code_of(function: Any) -> CodeType:
-    return getattr(function, "__wrapped__", function).__code__
-
-
 def _exists(place: str) -> bool:
     module, _, path = place.partition(":")
     try:
@@ -243,17 +239,13 @@ def _exists(place: str) -> bool:
                 return next(steps) in (names if step == "<globals>" else functions)
             if step.endswith("()"):
                 value = getattr(value, step[:-2])(_probe)
-            elif isinstance(value, type) and step in _annotated(value):
+            elif isinstance(value, type) and any(step in inspect.get_annotations(base) for base in value.__mro__):
                 return True  # a dataclass field without a default is no class attribute
             else:
                 value = getattr(value, step)
     except Exception:  # an unknown release may raise anything
         return False
     return True
-
-
-def _annotated(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
 
 
 def _probe(x: Any) -> Any:

@@ -216,22 +216,9 @@ def _bytes_text(value: bytes | bytearray, limit: int) -> str:
     return repr(value) if len(value) <= limit else f"{value[: limit // 2]!r}… ({len(value):,} bytes)"
 
 
-def _int_text(value: int, limit: int) -> str:
-    # str(int) is quadratic, and refused above 4,300 digits
-    return str(value) if value.bit_length() <= 400 else f"<int of {value.bit_length():,} bits>"
-
-
-def _repr(value: Any, limit: int) -> str:
-    return repr(value)
-
-
 def _module_text(value: types.ModuleType, limit: int) -> str:
     name = object.__getattribute__(value, "__dict__").get("__name__")
     return f"module {visible(name, 80)}" if type(name) is str else "<module>"
-
-
-def _iterator_text(value: Any, limit: int) -> str:
-    return visible(value.__qualname__.replace("<locals>.", ""), 80)
 
 
 def qualified_name(cls: type) -> str:
@@ -325,15 +312,22 @@ _ATOMS: Mapping[int, Callable[[Any, int], str]] = {
     id(str): _string_text,
     id(bytes): _bytes_text,
     id(bytearray): _bytes_text,
-    id(int): _int_text,
-    **{id(cls): _repr for cls in (bool, float, complex, range, type(None), type(Ellipsis), type(NotImplemented))},
+    # str(int) is quadratic, and refused above 4,300 digits
+    id(int): lambda value, limit: str(value) if (n := value.bit_length()) <= 400 else f"<int of {n:,} bits>",
+    **{
+        id(cls): lambda value, limit: repr(value)
+        for cls in (bool, float, complex, range, type(None), type(Ellipsis), type(NotImplemented))
+    },
     id(memoryview): lambda value, limit: f"{value.nbytes:,} bytes",
     id(array.array): lambda value, limit: f"{len(value):,} × {value.typecode!r}",
     id(types.CodeType): lambda value, limit: visible(
         value.co_qualname if hasattr(value, "co_qualname") else value.co_name
     ),
     id(types.ModuleType): _module_text,
-    **{id(cls): _iterator_text for cls in (types.GeneratorType, types.CoroutineType)},
+    **{
+        id(cls): lambda value, limit: visible(value.__qualname__.replace("<locals>.", ""), 80)
+        for cls in (types.GeneratorType, types.CoroutineType)
+    },
     **{
         id(cls): lambda function, limit: function_name(function)
         for cls in (types.FunctionType, types.BuiltinFunctionType, np.ufunc)

@@ -126,18 +126,6 @@ def _open_dict(node: dict) -> Opened:
     return Opened([child for _, child in items], [key for key, _ in items])
 
 
-def _open_default_dict(node: defaultdict) -> Opened:
-    return _open_dict(node)._replace(aux=node.default_factory)
-
-
-def _open_ordered_dict(node: OrderedDict) -> Opened:
-    return Opened(list(node.values()), list(node))
-
-
-def _open_none(_: None) -> Opened:
-    return Opened([], range(0))
-
-
 def open_registered(node: Any) -> Opened:
     pairs, data = one_level(node)
     return Opened([child for _, child in pairs], [path[0] for path, _ in pairs], data and data[1])
@@ -148,9 +136,9 @@ _BUILTIN: dict[type, Opener] = {
     list: _open_sequence,
     tuple: _open_sequence,
     dict: _open_dict,
-    defaultdict: _open_default_dict,
-    OrderedDict: _open_ordered_dict,
-    type(None): _open_none,
+    defaultdict: lambda node: _open_dict(node)._replace(aux=node.default_factory),
+    OrderedDict: lambda node: Opened(list(node.values()), list(node)),
+    type(None): lambda _: Opened([], range(0)),
 }
 
 

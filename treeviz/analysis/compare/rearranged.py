@@ -363,7 +363,8 @@ def _as_stack(trees: Trees, side: int, row: int, stack: int, *, is_list: bool = 
     if not axes:
         return None
     axis, node = min(axes), trees.tables[0][stack if side else row].expression
-    made, along = f"jax.tree.map({_stack_code(axis)}, *", f" along axis {axis}" if axis else ""
+    along = f" along axis {axis}" if axis else ""
+    made = f"jax.tree.map(lambda *xs: jnp.stack(xs{f', axis={axis}' if axis else ''}), *"
     text = f"{n} layers in the {_THERE[1 - side]}, and one stack of {n} such layers{along} in the {_THERE[side]}"
     if side == 1:
         code = f"[jax.tree.map(lambda x: x[{':, ' * axis}i], {node}) for i in range({n})]"
@@ -398,11 +399,6 @@ def _axes_of_stack(stacks: TreeTable, stack: int, table: TreeTable, layer: int, 
 def _axes_of_layers(stack: tuple[int, ...], n: int, layer: tuple[int, ...]) -> list[int]:
     """The axes along which an array may be a stack of `n` layers, by their shapes."""
     return [k for k in range(len(stack)) if stack[k] == n and stack[:k] + stack[k + 1 :] == layer]
-
-
-def _stack_code(axis: int) -> str:
-    """Python of a function that stacks arrays."""
-    return f"lambda *xs: jnp.stack(xs{f', axis={axis}' if axis else ''})"
 
 
 # Renamed siblings and moved subtrees, found by their fingerprints

@@ -163,7 +163,7 @@ class Scan:
         if has_base(cls, np.ndarray):
             return self._read_array
         if has_base(cls, np.generic):
-            return self._read_numpy_scalar
+            return lambda owner, scalar: self._read_array(owner, np.asarray(np.generic.__array__(scalar)))
         if cls is Stored:
             return self._read_stored
         for number in (int, float):  # bool is an int
@@ -172,9 +172,6 @@ class Scan:
         if has_base(cls, complex):
             return lambda owner, leaf: self._pile.add(owner, complex.__abs__(leaf))
         return None
-
-    def _read_numpy_scalar(self, owner: int, scalar: np.generic) -> str | None:
-        return self._read_array(owner, np.asarray(np.generic.__array__(scalar)))
 
     def _read_masked_array(self, owner: int, array: np.ma.MaskedArray) -> str | None:
         self.reasons[owner] = "the mask is not looked at: these are the statistics of all its data"
