@@ -1,4 +1,4 @@
-"""Questions about the values of a step: which are used first, zero, new parameters, scanned over, or the same leaf."""
+"""Domains for `dataflow`: arguments in order of use, structural zeros, new parameters, scanned layers, equal leaves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def argument_order(program: ClosedJaxpr) -> list[int]:
 
 
 class Leaf(Domain[int | None]):
-    """What is known is the number of the argument that a value is the same leaf as."""
+    """Knows the number of the argument that a value is the same leaf as."""
 
     enters = CALLS
     moves = SAME_LEAF
@@ -61,7 +61,7 @@ class Leaf(Domain[int | None]):
 
 
 class _Argument(Leaf):
-    """What is known is the number of the argument that a value is, but for its dtype, shape, order or place."""
+    """Knows the number of the argument that a value equals, except for dtype, shape, order or place."""
 
     enters = Domain.enters
     moves = SAME_LEAF | RESHAPES
@@ -70,7 +70,7 @@ class _Argument(Leaf):
         self.order: dict[int, None] = {}
 
     def join(self, values: Sequence[int | None], atom: Any) -> int | None:
-        """Of a loop, its first turn counts: in an epoch, the parameters of the later turns are new ones."""
+        """The first turn of a loop counts: in an epoch, later turns have new parameters."""
         return values[0]
 
     def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
@@ -79,9 +79,9 @@ class _Argument(Leaf):
             self.order.update((argument, None) for argument in operands if argument is not None)
 
 
-# Gradients that are zero whatever the arguments are: those of parameters on which the loss does not depend.
+# Gradients that are zero for any arguments: the loss does not depend on their parameters.
 
-Known = float | None  # what all elements of an array are, for any arguments; None: they depend on these
+Known = float | None  # the number that all elements of an array equal; None: they depend on the arguments
 
 # Result i has the elements of operand i.
 _SAME = (
@@ -98,11 +98,11 @@ _JOINED = frozenset(["concatenate", "max", "min", "or", "pad"])
 
 
 def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
-    """The numbers of the sown values that are zero whatever the arguments are, by what was sown.
+    """For each sown tree, the numbers of its values that are zero for any arguments.
 
-    JAX gives zeros as the gradient of what the loss does not use, or uses behind `stop_gradient`, a comparison or a
-    rounding; a constant that is added to two terms of a difference has ones that cancel. Numbers that happen to be
-    zero, as behind a ReLU, are not known.
+    JAX returns zeros as the gradient of a parameter that the loss does not use, or uses only behind `stop_gradient`, a
+    comparison or a rounding. The gradients of a constant that is added to both terms of a difference cancel. Numbers
+    that happen to be zero, as behind a ReLU, do not count.
     """
     domain = _Known()
     eqns = program.jaxpr.eqns
@@ -112,10 +112,10 @@ def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
 
 
 class _Known(Domain[Known]):
-    """What is known is the number that all elements of an array are.
+    """Knows the number that all elements of an array equal.
 
     Attributes:
-      zeros: Of each tree that is sown, the numbers of the values that are zero.
+      zeros: For each sown tree, the numbers of the values that are zero.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def _computed(name: str, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
 
 
 def _one(known: Sequence[Known]) -> Known:
-    """What an array is that is made of several, or is one of them."""
+    """What is known of an array that joins or selects from several."""
     return known[0] if len(set(known)) == 1 else None
 
 

@@ -1,4 +1,4 @@
-"""The instrumented twin of a jitted step: it returns the same results, and measures the gradients computed inside."""
+"""The instrumented step: a jitted step that returns the same results, and measures the gradients computed inside."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def count_in_results(
 
     Args:
       arguments, results: Their values, in the order of their paths.
-      shown_paths: The paths of the results that the user knows.
+      shown_paths: The paths of the results, as shown to the user.
       params: The paths of the parameters, by the numbers of the arguments that hold them.
-      count: Takes the bits of the results, and those before, and gives what is returned in place of the words.
+      count: Computes what is returned instead of the words, from the bits of the results, and of the old parameters.
 
     Returns:
-      The results that are looked at, as one tree for each kind; and uint32[of all of them]: how many numbers are not
-      finite, times 2**16, plus how many of these are NaN; of a new parameter, plus 2**31 if it is not the old one,
-      or may not be, where numbers are not finite.
+      The inspected results, as one tree for each kind; and uint32[all results], each the number of non-finite elements
+      times 2**16, plus the number of NaN; for a new parameter, plus 2**31 if it differs from the old one, or may
+      differ since elements are not finite.
     """
     kinds = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
@@ -104,7 +104,7 @@ def count_in_results(
 
 
 def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.Array:
-    """The word of each value, of bits of floats. They are stacked, since XLA compiles and runs each reduction apart.
+    """The word of each value, from its bits. Values are stacked, since XLA compiles and runs each reduction separately.
 
     Written in `lax`, which traces in half the time.
     """
@@ -134,7 +134,7 @@ def _one(mask: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """The bits of at least float32, with the NaN and infinities of complex numbers."""
+    """The bits as float32 or wider; a complex number becomes a real one that keeps NaN and infinities."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         bad = jnp.where(jnp.isnan(x), np.nan, np.inf).astype(x.real.dtype)
         x = jnp.where(jnp.isfinite(x), x.real - x.imag, bad)
@@ -170,11 +170,11 @@ def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> Mea
 def _kinds(
     program: ClosedJaxpr, argument_paths: Sequence[Path], result_paths: Sequence[Path], params: Collection[int]
 ) -> dict[int, tuple[str, int | None]]:
-    """The kind of each result that may be looked at, and the number of the parameter whose new value it is."""
+    """The kind of each result that may be inspected, and the number of the parameter whose new value it is."""
     arguments, results = program.jaxpr.invars, program.jaxpr.outvars
     places: dict[tuple, int] = {}
     for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):
-        if len(path) > 1 or i in params:  # else it is known by its shape alone
+        if len(path) > 1 or i in params:  # else only its shape could identify it
             places.setdefault((*map(str, path[1:]), shape_and_dtype(v)), i)
     is_of_loss = forward(program, _OfLoss(), [False] * len(arguments))
     unchanged = set(arguments)
@@ -190,7 +190,7 @@ def _kinds(
             kinds[i] = "other", None
         elif at is not None and at in params and _is_small(arguments[at].aval):
             kinds[i] = "parameter", at
-    if "loss" not in {kind for kind, _ in kinds.values()}:  # it was computed in another way
+    if "loss" not in {kind for kind, _ in kinds.values()}:  # then any scalar may be the loss
         others = [i for i, (kind, _) in kinds.items() if kind == "other"]
         kinds.update((i, ("scalar", None)) for i in others if size_of(results[i]) == 1)
     return kinds
@@ -204,7 +204,7 @@ def _is_small(aval: Any) -> bool:
 
 
 class _OfLoss(Domain[bool]):
-    """What is known is whether a value is that of a differentiated function, or a sum with it."""
+    """Knows whether a value is the loss (what a differentiated function returns), or linear in it."""
 
     def unknown(self, atom: Any) -> bool:
         return False
@@ -246,17 +246,17 @@ def instrumented(
 
     Args:
       options: The options with which `jax.jit` made the step.
-      match: Only gradients of the function's own arguments, if there are any.
+      match: Measure only gradients of the function's own arguments, if there are any.
       updates: Measure the parameters too, and what the step adds to them.
-      stacked: Globs of further arrays that hold layers, beside those that the function scans over; None: none at all.
+      stacked: Globs of arrays that hold layers, besides those that the function scans over; None: no array does.
       tidy_path: Shortens the path of a gradient to that of the user's parameter.
       result_path: Shortens the path of a result to that in what the user's step returns.
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
         primitives with effects.
       donate: Donate the arguments that the step donates.
       only_measure: Return `(None, Measurement)`, so that only what the gradients need is computed.
-      samples_params: Now and then measure the parameters, too, and what the step adds to them, in a program beside it.
-      plain: Gets the program of the step whenever it is traced.
+      samples_params: In some calls, also measure the parameters and their updates, outside of the step.
+      plain: Keeps the program of the step whenever it is traced.
     """
     sampling = ParamSampling(options, lambda note: on_traced((), (note,), set())) if samples_params else None
 
@@ -309,7 +309,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     reducers = Reducers(reduce, deferred, Reducers(_reduce_per_device, deferred_per_device) if is_partial else None)
     left_out: set[str] = set()
     beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
-    # The collector would go through the whole trace, several times; and JAX knows the types of equations again.
+    # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with collector_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
@@ -350,7 +350,7 @@ def _is_of_call(r: Reaped) -> bool:
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: OptimizerInputs, updates: bool):
-    """The names with their labels, and a note for each gradient that the optimizer receives otherwise."""
+    """The names with their labels, and a note for each gradient that is transformed for the optimizer."""
     labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
     for r, name in zip(found, names, strict=True):
         if name is not None and _is_of_call(r):
@@ -400,7 +400,11 @@ def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
 
 
 def _cut_off(name: Attribution, zeros: Collection[int]) -> Attribution:
-    """The name of gradients of which these, counted among those with numbers, are known to be zero."""
+    """The name, with flags for leaves whose gradients are zero by construction.
+
+    Args:
+      zeros: The numbers of these leaves, counted among those with numbers.
+    """
     places = [leaf for leaf, has in enumerate(name.source.has_number) if has]
     cut_off = {places[i] for i in zeros}
     flags = tuple(leaf in cut_off for leaf in range(len(name.source.paths)))
@@ -415,7 +419,7 @@ def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribut
 
 
 class _Layers:
-    """Which arrays are measured layer by layer: those that the program scans over, and those that the user names."""
+    """Decides which arrays are measured layer by layer: those that the program scans over or that the user names."""
 
     def __init__(self, stacked: Stacked | None, tidy_path: Callable[[str], str] = str) -> None:
         self._stacked, self._tidy_path = stacked, tidy_path
@@ -433,7 +437,7 @@ class _Layers:
         return axes
 
     def measured(self, tree: Any, source: MeasuredTree, statistics) -> tuple[MeasuredTree, jax.Array]:
-        """A tree that is measured where it has its values; the layers are those that the user names."""
+        """Measure a tree of concrete values, layer by layer in arrays that the user names."""
         pairs = [*zip(jax.tree.leaves(tree), source.has_number, strict=True)]
         axes = self.axes_of(source, ())
         packed = reduce_leaves([leaf if has else None for leaf, has in pairs], statistics, axes)
@@ -450,7 +454,7 @@ def _sow(kind, tree, origins=None, name="grads"):
 
 
 def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced):
-    """Measure without jit, where every gradient has its values when it is computed."""
+    """Measure without jit: every gradient has concrete values when it is computed."""
     names, packed = [], []
 
     def see(kind, tree, origins=None, name="grads"):

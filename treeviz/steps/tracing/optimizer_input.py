@@ -213,7 +213,7 @@ def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
 
 
 def as_factor(number: Literal) -> float:
-    """A constant as a factor of a gradient's magnitude."""
+    """A constant as a factor of gradients; the magnitude of a complex constant."""
     return float(abs(number.val) if np.iscomplexobj(number.val) else number.val)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a distributed run compare their settings through JAX's coordinator, while they run a step."""
+"""Agree among the processes of a distributed run, through JAX's coordinator, from which call on a step is measured."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from treeviz.steps.tracing.jax_private import TO_COMPARE_PROCESSES, distributed_
 from treeviz.tree.runtime import Lock, missing_names, warn_of_missing, why_missing
 
 GRACE_S = 1.0  # that the first call waits for the others, so that it is measured where all watch
-JOIN_S = 10.0  # after its first call, until what only some watch is given up; the loop goes on meanwhile
+JOIN_S = 10.0  # after the first call: how long to wait for all processes to watch, while the loop goes on
 _ANSWER_S = 60.0  # for the threads of processes that watch the step
-_LOOK_MS = 200  # how often a thread looks whether Python ends
+_LOOK_MS = 200  # how often a thread checks whether Python ends
 
 _n_asked: Counter[str] = Counter()  # by the name of a step
-_unmeasured: set[ProcessConsensus] = set()  # of steps of which nothing was measured, and nobody was told why
+_unmeasured: set[ProcessConsensus] = set()  # of steps without a measurement, of which the user does not know why
 
 
 class ProcessConsensus:
-    """Whether all processes of a distributed run watch a step alike, and from which call on all measure it.
+    """Whether all processes of a distributed run watch a step with the same settings, and from which call on.
 
     A thread of each process asks the coordinator, not the devices, and answers for its process: a loop goes on
     unmeasured until all watch, and then waits only for their threads. So it cannot hang where a process never watches.
@@ -86,7 +86,7 @@ class ProcessConsensus:
         self._settled.wait(GRACE_S)
 
     def _begin(self) -> None:
-        """Ask, if it is a run of several processes by now."""
+        """Ask the other processes, if there are any by now."""
         state = distributed_state()
         if state is None or self._thread is not None:
             return
@@ -131,7 +131,7 @@ class ProcessConsensus:
             self._settled.set()
 
     def _others_differ(self) -> str:
-        """Wait until all processes watch the step alike, and return "", or why they do not."""
+        """Wait until all processes watch the step with the same settings, and return "", or why they do not."""
         self._tell(f"watched/{self._me}", self._answer)
         for process in range(self._n_processes):
             theirs = self._asked(f"watched/{process}", None)
@@ -148,7 +148,7 @@ class ProcessConsensus:
         self._client.key_value_set(f"{self._question}/{key}", value)
 
     def _asked(self, key: str, until: float | None) -> str:
-        """What a process has told, or "" after this time; None: some time after the first call."""
+        """The answer of a process, or "" after this time; None: some time after the first call."""
         while True:
             try:
                 return self._client.blocking_key_value_get(f"{self._question}/{key}", _LOOK_MS)

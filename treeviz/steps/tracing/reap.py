@@ -996,7 +996,7 @@ class Run:
           before, after: The carry into and out of a step of the loop, by the number of the body's operand.
 
         Returns:
-          The reaped trees, marked if they change in the loop; params and updates after them; and their packed rows.
+          The reaped trees, marked if they change in the loop, then params and updates; and the packed rows of both.
         """
         known, params, packed = [], [], []
         for r in reaped:

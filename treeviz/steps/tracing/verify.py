@@ -1,4 +1,4 @@
-"""Compare the results of a step with those of its watched twin, byte by byte."""
+"""Compare the results of a step with those of the instrumented step, byte by byte; and compile the step in a thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARRAYS = (jax.Array, np.ndarray)
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf of a step's results that differs in its watched twin.
+    """A leaf of a step's results that differs when the step is instrumented.
 
     Attributes:
       path: The key path of the leaf.
@@ -94,7 +94,7 @@ class Verification:
 
 
 class InstrumentedStepFailed(Exception):
-    """The watched twin raised an error."""
+    """The instrumented step raised an error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -102,7 +102,7 @@ class InstrumentedStepFailed(Exception):
 
 
 def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
-    """Compare a step with its twin on copies of these arguments, and on those that follow from them.
+    """Compare a step with the instrumented step on copies of these arguments, and on those that follow from them.
 
     Raises:
       InstrumentedStepFailed: The instrumented step raised.
@@ -128,14 +128,14 @@ def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs:
 
 
 def _results(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What the step returns for copies of its arguments; and the copies, if it changes them."""
+    """The results of the step for copies of its arguments; and the copies, if it changes them."""
     copies = jitted.copied((args, kwargs), copy_array)
     out = jitted.step(*copies[0], **copies[1])
     return (out, copies) if jitted.changes_arguments else out
 
 
 def _next_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any], results: Any) -> Any:
-    """The arguments with results in the place of those of the same structure, and none all zero; None if unchanged."""
+    """The arguments, replaced by results of the same structure, and none of them all zero; None if unchanged."""
     is_changed = False
     if jitted.changes_arguments:
         is_changed, (args, kwargs) = True, results[1]
@@ -240,13 +240,13 @@ def _parts(x: Any) -> list[np.ndarray]:
     return [np.asarray(x)] if isinstance(x, bool | int | float | complex | np.ndarray | np.generic) else []
 
 
-# The step itself, lowered in any thread from the program that its watched twin was traced as.
+# Lower the step itself in any thread, from the traced program of the instrumented step.
 
 _LOOPS = (COND, SCAN, SHARD_MAP, WHILE)
 
 
 class TracedOtherwise(Exception):
-    """The program is that of other arguments, or not quite that of the step."""
+    """The program was traced for other arguments, or is not exactly that of the step."""
 
 
 class PlainProgram:
@@ -289,9 +289,9 @@ def _signature(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
-    """Whether XLA is given what it would be without `sow`, but for identities.
+    """Whether the program without `sow` would be the same, except for identities.
 
-    Where a loop is differentiated, it keeps what was sown for the backward pass, besides the value that it equals.
+    A loop that is differentiated keeps a sown value for the backward pass, in addition to the value that it equals.
     """
     tags = [(eqn, around) for eqn, around in equations(program) if eqn.primitive is sow_p]
     is_kept = any(e.params["differentiated"] and any(o.primitive.name in _LOOPS for o in around) for e, around in tags)
@@ -299,7 +299,7 @@ def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
 
 
 def _described(x: Any) -> Any:
-    """An array without its values. One that lies where JAX puts arrays by default may be put there by it."""
+    """The shape, dtype and sharding of an array; an array on the default device has no sharding."""
     if not isinstance(x, jax.Array):
         return x
     is_anywhere = x.sharding.device_set == {jax.local_devices()[0]}
@@ -307,7 +307,7 @@ def _described(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False), **sharding)
 
 
-# Compile the step itself in a thread while its watched twin is compiled: the steps in between will run it.
+# Compile the step itself in a thread while the instrumented step is compiled: steps that are not inspected run it.
 
 
 class CompileAhead:
@@ -362,9 +362,9 @@ def options_of_thread() -> list[Any]:
     return [getattr(jax.config, name, None) for name in names]
 
 
-# Compare once, during a run, what a step and its watched twin return for the user's own arguments.
+# Compare the step and the instrumented step once during a run, on the user's own arguments.
 
-AT_CALL = 16  # of a twin: by then the moments of an optimizer are warm, and short trials have ended
+AT_CALL = 16  # of an instrumented step: by then the optimizer's moments are warm, and short trials have ended
 N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
 MOST_BYTES = 1 << 30  # on one device, for the copies that are compared
 
@@ -372,17 +372,17 @@ Compiled = Callable[..., Any]
 
 
 class CompareOnce:
-    """Compares each twin of a step with the step itself, at four calls whose arguments the user gave.
+    """Compares each instrumented step with the step itself, in four of the user's calls.
 
     Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
     return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it before,
-    from the program that the twin was traced as, while the loop goes on.
+    from the traced program of the instrumented step, while the loop goes on.
 
     What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
     a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
 
     Args:
-      plain: The step as its twins were traced; None: the loop also runs the step itself.
+      plain: The traced program of the instrumented step; None: the loop also runs the step itself.
       tell: Gets the result, or the size of copies that are too large, in bytes; from any thread.
     """
 
@@ -397,9 +397,7 @@ class CompareOnce:
         self._jitted, self._options, self._tell = jitted, options, tell
         self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
         self._program = plain
-        self._n_calls = {
-            id(instrumented_step): 0 for instrumented_step in instrumented_steps
-        }  # of those that were not compared yet
+        self._n_calls = {id(step): 0 for step in instrumented_steps}  # without steps that have been compared
         self._n_compared: Counter[int] = Counter()
         self._is_compiling = False
 
@@ -413,7 +411,7 @@ class CompareOnce:
         return not self._n_calls
 
     def is_due(self, instrumented_step: Callable) -> bool:
-        """Count a call of a twin; whether `run` shall call it."""
+        """Count a call of an instrumented step; returns whether `run` shall call it."""
         n = self._n_calls.get(id(instrumented_step))
         if n is None:
             return False
@@ -421,7 +419,7 @@ class CompareOnce:
         return n >= AT_CALL
 
     def run(self, instrumented_step: Callable, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a twin, and compare what it returns. Its errors are raised, those of the comparison are not."""
+        """Call an instrumented step, and compare its results. Raises the errors of the step, not of the comparison."""
         copies = self._tried(lambda: self._copies(args, kwargs))
         out, measurement = instrumented_step(*args, **kwargs)
         if copies is not None:
