@@ -39,7 +39,7 @@ class Domain(Generic[V]):
     enters: AbstractSet[str] = CALLS | {COND, SCAN, SHARD_MAP, WHILE}
 
     def unknown(self, atom: Any) -> V:
-        """What is known of a value of which nothing is known."""
+        """Stands for a value of which nothing is known."""
         raise NotImplementedError
 
     def constant(self, value: Any) -> V | None:
@@ -47,13 +47,13 @@ class Domain(Generic[V]):
         return None
 
     def results(self, eqn: Any, operands: Sequence[V]) -> Sequence[V]:
-        """What is known of the results of an equation; nothing is known of those that are left out."""
+        """What is known of the results of an equation; nothing is known of missing ones."""
         raise NotImplementedError
 
     def join(self, values: Sequence[V], atom: Any) -> V:
-        """What is known of a value that is one of these: of branches, or of a loop before and after a turn.
+        """What is known of a value that is one of several: of branches, or of a loop before and after a turn.
 
-        A loop is followed until this changes nothing any more, so the same values joined again must be what they were.
+        A loop is followed until joining changes nothing, so joining the same values again must return the same.
         """
         return values[0] if all(each == values[0] for each in values[1:]) else self.unknown(atom)
 
@@ -162,7 +162,7 @@ def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Insid
 def _in_all_turns(
     domain: Domain[V], program: Any, consts: Sequence[V], carry: Sequence[V], xs: Sequence[V]
 ) -> tuple[Followed[V], list[V]]:
-    """The body of a loop, and what is carried, where that is the same before and after each turn."""
+    """The body of a loop, and what is known of its carry in all turns."""
     carried = open_jaxpr(program).invars[len(consts) : len(consts) + len(carry)]
     carry = list(carry)
     while True:

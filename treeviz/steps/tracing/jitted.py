@@ -344,7 +344,7 @@ def _why_not_jitted(step: Any) -> str:
 
 
 def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
-    """Call a library's wrapper around a twin; the measurement bypasses the wrapper.
+    """Call a library's wrapper around an instrumented step; the measurement bypasses the wrapper.
 
     Args:
       with_other: Returns the wrapper with the result of a `Make` in place of its `jax.jit`.

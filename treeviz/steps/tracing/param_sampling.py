@@ -1,7 +1,7 @@
-"""Measure a sample of all parameters and their updates: beside a step, now and then, while the loop goes on.
+"""Measure the parameters and their updates in some calls of a step, outside of the step, while the loop goes on.
 
-What is measured in each step are gradients. Whether an update reaches the parameters, and how far it moves them, shows
-in a few steps as well; so these run as they do, and then the parameters are compared with those that were given.
+Gradients are measured in each step. A few steps suffice to show whether updates reach the parameters, and how far they
+move them; so the step runs unchanged, and then the new parameters are compared with the old ones.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _difference(left: np.ndarray, *right: np.ndarray) -> np.ndarray:
 
 
 def _together(pieces: Iterable[tuple[int, np.ndarray]]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
-    """Pieces of few numbers are many at a time."""
+    """Group small pieces, to reduce many at a time."""
     entries: list[int] = []
     together: list[np.ndarray] = []
     n = 0
@@ -143,7 +143,7 @@ def _exponents(peaks: np.ndarray) -> np.ndarray:
 
 
 def _packed(sums: _Sums) -> np.ndarray:
-    """The rows of the entries that there are."""
+    """The packed rows of the entries that have numbers."""
     starts = np.flatnonzero(np.diff(sums.entries, prepend=-1))
     sizes = np.diff(starts, append=len(sums.entries))
     peaks = np.maximum.reduceat(sums.peaks, starts)
@@ -155,7 +155,7 @@ def _packed(sums: _Sums) -> np.ndarray:
     return np.stack([first, *bits, np.add.reduceat(sums.n_bad, starts)], axis=1)
 
 
-# Measure parameters and their updates beside a step, without a wait of the loop.
+# Measure parameters and their updates outside of a step, without blocking the loop.
 
 
 class _Part(NamedTuple):
@@ -269,7 +269,7 @@ class _Params:
         return Joined([_InThread(rows, on_lost)], self._layout)
 
     def on_device(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement | None:
-        """Measure by the program; None while it is compiled."""
+        """Measure on the device; None while the program is being compiled."""
         if self._compiled is not None:
             try:
                 return self._compiled(old, new)
@@ -362,11 +362,11 @@ def not_sampled(why: str) -> str:
 
 
 class ParamSampling:
-    """Measures "params" and "updates" of a step beside it. Where that cannot be, as for tracers, it does nothing.
+    """Measures "params" and "updates" of a step outside of it. Does nothing if that is impossible, as for tracers.
 
     Args:
-      options: With which `jax.jit` made the step.
-      report: Gets a note where it does nothing.
+      options: The options with which `jax.jit` made the step.
+      report: Gets a note if nothing is measured.
     """
 
     def __init__(self, options: JitOptions, report: Callable[[str], None]) -> None:
@@ -399,7 +399,7 @@ class ParamSampling:
                 self._before_first = _tried(lambda: self._before(params, args, kwargs))
 
     def around(self, program: Callable) -> Callable:
-        """The instrumented step, whose measurements have others beside them now and then."""
+        """The instrumented step, with `sampled_params` in some of its measurements."""
 
         def sampled(*args, **kwargs):
             self._n_calls = call = self._n_calls + 1

@@ -238,7 +238,7 @@ def context_of(eqn: Any) -> Iterator[None]:
 
 
 def needed(jaxpr: Jaxpr, wanted: Iterable[Any], also: Callable[[Any], bool] = lambda eqn: False) -> dict[int, Any]:
-    """By number, in order, the equations on which the wanted variables depend, and those that are needed `also`."""
+    """The equations on which the wanted variables depend, and those for which `also` is true, by number, in order."""
     used, found = {x for x in wanted if not isinstance(x, Literal)}, {}
     for n in range(len(jaxpr.eqns) - 1, -1, -1):
         eqn = jaxpr.eqns[n]
@@ -389,7 +389,7 @@ if not hasattr(jax, "shard_map"):
     shard_map.register_check(sow_p)(lambda mesh, *replicated, n, **_: list(replicated[:n]))  # type: ignore[attr-defined]
     shard_map.register_norewrite(sow_p)  # type: ignore[attr-defined]
 
-# Equations that are added to a program as they are, for which JAX finds no shapes and types again.
+# Add equations to a program unchanged, so that JAX need not infer their shapes and types again.
 
 _METHODS = {  # of what traces a program, with their parameters, since jax 0.8 or so
     "emit_eqn": ("self", "in_tracers", "out_avals", "primitive", "params", "effects", "source_info", "ctx"),
@@ -400,9 +400,9 @@ Add = Callable[[Any, Sequence[Any]], Sequence[Any] | None]
 
 
 def adds_copies() -> Add:
-    """A function that adds an equation to the program that is traced now, and returns its results; None if it cannot.
+    """A function that adds an equation to the current trace, and returns its results, or None if it cannot.
 
-    It takes the equation, and its operands in this program.
+    It takes the equation, and its operands in the trace.
     """
     trace = current_trace()
     if not _can_add(type(trace)):

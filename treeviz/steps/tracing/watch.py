@@ -87,11 +87,11 @@ class InstrumentedPrograms:
 
     Attributes:
       jitted: The step.
-      is_exact: They measure in a second run, beside the step itself.
-      is_single: One program inspects all calls, beside no second run.
-      comparison: With the step itself, made once; None if there is none to be made.
-      ahead: Compiles the step itself while a program is compiled; None if it is not to.
-      fixed: The program that inspects each further call, of which nothing else is to be done; None: `of` tells.
+      is_exact: The programs measure in a second run; the step itself runs, too.
+      is_single: One program inspects all calls, without a second run.
+      comparison: Compares the results with those of the step itself, once; None if there is nothing to compare.
+      ahead: Compiles the step itself while a program is compiled; None if that is not needed.
+      fixed: The program that inspects all further calls; None: ask `of` at each call.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class Watched:
         self._numbers, self.newest = itertools.count(first), first - 1
 
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
-        """Run this step from now on, with programs of its own that inspect it."""
+        """Run this step from now on, and make the programs that inspect it."""
         self.step, self._jitted = step, jitted
         self._programs = None if jitted is None else self._programs_with(jitted, self.settings)
         self._run_plain = step
@@ -349,7 +349,7 @@ class Watched:
         return self._run_untouched(trouble, args, kwargs)
 
     def _program_of(self, programs: InstrumentedPrograms, number: int, args, kwargs) -> Callable | None:
-        """What inspects this call, after all that is done before some calls alone; None: the step itself runs."""
+        """The program that inspects this call, after the preparations for it; None: the step itself runs."""
         program = None if self.trouble else programs.of(number)
         if program is None or not (self._consensus is None or self._is_agreed(self._consensus, number)):
             return None
@@ -445,7 +445,7 @@ class Watched:
 
     @property
     def changes_bits(self) -> bool:
-        """Whether the step is measured in a way that was seen to change a bit of its results."""
+        """Whether a comparison showed that measuring changes a bit of the step's results."""
         return self.compared is not None and not self.compared and not self.settings.exact
 
     def _on_compared(self, found: Verification | int) -> None:
