@@ -5,7 +5,7 @@ JAX sees one leaf, so these rows do not count in sums. They show values: statist
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +130,10 @@ def open_stacks(
         keys=tuple(codes.keys),
         fact_codes=fact_codes,
         facts=tuple(codes.facts),
-        notes={int(new_row[row]): _with_new_rows(notes, new_row) for row, notes in table.notes.items()},
+        notes={
+            int(new_row[row]): tuple(n._replace(row=int(new_row[n.row])) if n.row >= 0 else n for n in notes)
+            for row, notes in table.notes.items()
+        },
         columns={},
     )
     return opened, source
@@ -165,10 +168,6 @@ class _Codes:
                 Facts(LAYER, array_facts.type, False, shape=shape, dtype=array_facts.dtype, weak=array_facts.weak)
             )
         return self._facts[code, axis]
-
-
-def _with_new_rows(notes: Collection[Note], new_row: np.ndarray) -> tuple[Note, ...]:
-    return tuple(note._replace(row=int(new_row[note.row])) if note.row >= 0 else note for note in notes)
 
 
 def row_for_jax(table: TreeTable, row: int) -> int:

@@ -504,8 +504,10 @@ class _Scanner:
                     continue
                 try:
                     fact_codes.append(describe(node))
+                except KeyboardInterrupt:
+                    raise
                 except BaseException as error:
-                    self._undescribed(node, error)
+                    fact_codes.append(describers.trouble(node, "describing this leaf raised", error, is_leaf=True))
                 if notes:
                     self._take_notes(row)
                 if has_identity and first_rows.setdefault(id(node), row) != row:
@@ -535,11 +537,6 @@ class _Scanner:
         for _ in waiting:
             pass
         return row + 1
-
-    def _undescribed(self, leaf: Any, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            raise error
-        self._fact_codes.append(self._describers.trouble(leaf, "describing this leaf raised", error, is_leaf=True))
 
     def release(self) -> None:
         """Break the reference cycle through the handlers, so that the tree is freed without the garbage collector."""

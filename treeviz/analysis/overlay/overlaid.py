@@ -666,7 +666,10 @@ class Shardings:
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         planned = [self._plan(spec, facts) for spec, facts in pairs.distinct]
-        n_bytes = [_bytes_on_a_device(plan, facts) for plan, (_, facts) in zip(planned, pairs.distinct, strict=True)]
+        n_bytes = [
+            float("nan") if plan.shard is None else float(facts.bytes // plan.n_parts)
+            for plan, (_, facts) in zip(planned, pairs.distinct, strict=True)
+        ]
         shards = ["" if plan.shard is None else shape_text(plan.shard) for plan in planned]
         codes = np.full(len(table), len(shards), np.int32)
         codes[pairs.rows] = pairs.codes
@@ -745,10 +748,6 @@ def _of_another_sharding(sharding: Any, shape: tuple[int, ...], text: str) -> _P
         return _Planned(("size", text, shape_text(shape), shard))
     n, shard_size = math.prod(shape), math.prod(shard)
     return _Planned(None, shard, n // shard_size if shard_size else 1)
-
-
-def _bytes_on_a_device(planned: _Planned, facts: Facts) -> float:
-    return float("nan") if planned.shard is None else float(facts.bytes // planned.n_parts)
 
 
 def _replicated(
