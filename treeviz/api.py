@@ -1,4 +1,4 @@
-"""The public functions: each combines the stages in a few lines."""
+"""The public functions for single trees: walk, render, explore, check, stackable and overlay."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from treeviz.views.widget.widget import TreeWidget
 
 
-# Lay a prefix over a tree: what stands behind `overlay`.
+# The implementation of `overlay`
 
 
 class TreeOverlay(TreeView):
-    """The leaves of a tree with the spec that a prefix gives to each of them, and what does not fit.
+    """The leaves of a tree with the spec that each gets from a prefix, and all mismatches.
 
         x, params = jnp.ones((8, 3)), {"w": jnp.ones((3, 4))}
         view = treeviz.overlay((0, {"w": 1}), (x, params))
@@ -35,7 +35,7 @@ class TreeOverlay(TreeView):
         view.differences            # [1]['w']: size: axis 1 has 4 ([0] has 8)
 
     Attributes:
-      differences: Every mismatch as a `Difference`, in the order of the rows; none if the prefix fits.
+      differences: Every mismatch as a `Difference`, in row order; empty if the prefix fits.
     """
 
     differences: Differences
@@ -45,7 +45,7 @@ class TreeOverlay(TreeView):
         object.__setattr__(self, "differences", found.differences)
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
-        """The table as aligned text, and below it what a line may have cut: what was meant in place of a mismatch."""
+        """The table as aligned text, and below it hints that a line may have cut, such as corrected specs."""
         from treeviz.differ import long_hints
 
         shown = super().text(width=width, **options)
@@ -69,13 +69,13 @@ def lay_over(
     return TreeOverlay(overlaid(prefix, side, USES[use](mesh), is_leaf))
 
 
-# Check a tree: what stands behind `check`, `render(check=True)` and `treeviz check`.
+# The implementation of `check`, `render(check=True)` and `treeviz check`
 
 _COLUMNS = ("elements", "bytes", "nan", "inf")
 
 
 class CheckedTree(TreeView):
-    """A tree with a sign in the row of each finding, as `treeviz check` writes it; as text the findings alone."""
+    """A tree with a badge in the row of each finding, for `treeviz check`. As text it lists only the findings."""
 
     findings: TreeFindings
 
@@ -89,7 +89,7 @@ class CheckedTree(TreeView):
     def json(self) -> str:
         """The JSON of a view with `findings`, [{code, level, path, row, sentence, fix}, …]."""
         names = ("code", "level", "path", "row", "sentence", "fix")
-        rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.findings])
+        rows = json.dumps([{name: getattr(finding, name) for name in names} for finding in self.findings])
         return f'{super().json()[:-1]},\n"findings": {rows}}}'
 
 
@@ -105,7 +105,7 @@ def check_tree(
 
 
 def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: Collection[str]) -> CheckedTree:
-    """The same as a view."""
+    """The findings of `check_tree` as a view of the tree."""
     from treeviz.analysis.checks.rules import findings, with_badges
 
     table, results = _checked(tree, name, for_, values, False, ignore)
@@ -148,10 +148,10 @@ def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
 
 
 def explain(code: str) -> str:
-    """What a rule looks for, why, and when it is nothing to worry about.
+    """Explain a rule: what it detects, why, and when it can be ignored.
 
     Raises:
-      ValueError: There is no such rule.
+      ValueError: The rule does not exist.
     """
     rule = _rule(code.upper())
     option = {"": "", "values": " It reads the values: check(tree, values=True).", "roundtrip": ""}[rule.needs]
@@ -173,11 +173,11 @@ def _rule(code: str):
 
 
 def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str = "tree") -> TreeTable:
-    """Turn a pytree into a table with one row per node, depth first, as JAX sees it.
+    """Convert a pytree to a table with one row per node, depth first, as JAX sees it.
 
-    The walk is iterative: a tree may be 200,000 levels deep. A cycle, a flatten function that raises, keys that
-    cannot be sorted and an exhausted budget are reported in their rows. No value of an array is read, and the table
-    keeps nothing of the tree alive. Costs about 3 µs a leaf.
+    The walk is iterative: a tree may be 200,000 levels deep. Cycles, flatten functions that raise, keys that cannot
+    be sorted and an exhausted budget are reported in their rows. No array values are read, and the table keeps no
+    references to the tree. Takes about 3 µs per leaf.
 
         table = tv.walk(params)
         [(row.keystr, row.shape) for row in table.leaves]
@@ -185,11 +185,11 @@ def walk(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None, name: str =
     Args:
       tree: Any pytree: parameters, a model, an optimizer state, gradients, a tree of
         `jax.ShapeDtypeStruct`, tracers inside `jit`, or a bare `PyTreeDef`.
-      is_leaf: As in `jax.tree.leaves`: nodes for which it is true are shown as leaves.
-      name: What the root is called, in its row and in expressions.
+      is_leaf: As in `jax.tree.leaves`: nodes for which it returns True are shown as leaves.
+      name: The name of the root, in its row and in expressions.
 
     Returns:
-      A `TreeTable` with the columns of facts (type, shape, dtype, sharding …) and of sizes.
+      A `TreeTable` with columns of facts (type, shape, dtype, sharding …) and sizes.
     """
     return scanned(tree, is_leaf, name)[0]
 
@@ -211,38 +211,39 @@ def render(
 ) -> TreeView:
     """Show any pytree: structure, shapes, dtypes, sizes, sharding and static fields of every leaf and subtree.
 
-    The result displays itself in a notebook; in a terminal `print` it; in a script call `.save("x.html")` or
-    `.show()`. It is a snapshot that keeps no array alive. Nothing is computed, copied or fetched
-    from a device unless `stats`, `values` or a function in `columns` requires it. Costs about 3 to 20 µs a leaf.
+    The result displays itself in a notebook; in a terminal, `print` it; in a script, call `.save("x.html")` or
+    `.show()`. It is a snapshot that keeps no references to arrays. Nothing is computed, copied or transferred from a
+    device unless `stats`, `values` or a function in `columns` requires it. Takes about 3 to 20 µs per leaf.
 
         tv.render(params, grads=grads, opt_state=opt_state, stats=True)   # side by side
 
     Args:
       tree: Any pytree; see `walk`.
-      name: What the root is called, in its row and in copied expressions.
-      columns: The columns to show at first: names, of `view.table.columns`; functions of a leaf, also as
-        `treeviz.column(function, rollup="sum")`; a `Column` of your own. The page lets the reader show the others.
-      stats: Add min, max, mean, std, rms, the counts of zeros, NaN and infinities, and a histogram of
-        magnitudes, for every array and every subtree. They are computed on the array's device; only
-        the results are transferred, at once. About 4 ns an element on a CPU. The row of an array says so if it
-        is not read: one that is partly in another process, or of more than 10^9 elements in host memory.
-      values: Draw the values of the arrays with treescope in the details of the rows, and show the first 20 leaves that
-        JAX does not know as treescope does. Where treescope fails, the page draws the values itself. Copies a bounded
+      name: The name of the root, in its row and in copied expressions.
+      columns: The columns to show first: names from `view.table.columns`; functions of a leaf, optionally as
+        `treeviz.column(function, rollup="sum")`; or `Column` objects. The page also offers the other columns.
+      stats: Add min, max, mean, std, rms, the counts of zeros, NaN and infinities, and a histogram of magnitudes,
+        for every array and every subtree. They are computed on the array's device, and all results are
+        transferred at once. Takes about 4 ns per element on a CPU. Arrays that are partly in another process, or have
+        more than 10^9 elements in host memory, are not read; their rows report this.
+      values: Draw the values of the arrays with treescope in the details of the rows, and show the first 20 leaves of
+        types unknown to JAX as treescope does. If treescope fails, the page draws the values itself. Copies a bounded
         part of every array to the host: see `treeviz.integrations.treescope`.
-      stacked: Globs of the key paths of arrays, or of nodes above them, that hold all layers of a model along their
-        first axis, as where it scans over layers: "layers/*". {"layers/*": 1} names another axis. Below such an array
-        stands a row for each layer, with statistics of its own, as `view.find("layers/w[3]")`. They are no leaves for
-        JAX, and count as none.
+      stacked: Globs of the key paths of arrays (or of nodes above them) that hold all layers of a model along their
+        first axis, as in a model that scans over layers: "layers/*". {"layers/*": 1} names another axis. Such an array
+        gets a row with statistics for each layer, which `view.find("layers/w[3]")` finds. These rows are not leaves
+        for JAX, and are not counted as leaves.
       is_leaf: As in `jax.tree.leaves`.
-      depth: How many levels are open at first. None: as many as fit.
-      whole: Walk, read (see `stats`) and send all of it. By default a display costs about 5 s and its page at most
-        3 MB: 100,000 rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. What is
-        left out is counted where it is missing.
-      check: Show the findings of `check` as badges, for `view.find("T101")`: True, or what the tree is for, as "jit".
+      depth: The number of levels that are open at first. None: as many as fit.
+      whole: Walk, read (see `stats`) and send the whole tree. By default a display takes about 5 s, and its page at
+        most 3 MB: 100,000 rows, 2 s for the walk of each tree, 2.5 s for the values of arrays in host memory. Rows and
+        values that are left out are counted.
+      check: Show the findings of `check` as badges, for `view.find("T101")`: True, or the use of the tree, such as
+        "jit".
       beside: Other trees by name, for names that are also options.
       **trees: Other trees. Their subtrees with the structure of `tree` (gradients, Adam's mu and nu, an average;
-        leaves may be missing) become columns, twelve of a tree at most: of dtypes, or with `stats` of root mean
-        squares. The page's menu of columns has more. A mask, labels or `in_axes` may also be a prefix of `tree`: see
+        leaves may be missing) become columns, at most twelve per tree: of dtypes, or with `stats` of root mean
+        squares. The page's column menu has more. A mask, labels or `in_axes` may also be a prefix of `tree`: see
         `overlay`.
 
     Raises:
@@ -295,12 +296,12 @@ def explore(
         widget.selected_paths                      # their key paths, for a mask: see `TreeWidget.selected_paths`
         widget.tree = new_params                   # rows keep their place, changed ones flash
 
-    Searching, sorting and folding work while the kernel is busy. Without a kernel, as in a saved notebook, the
-    output is `render`'s page. The widget keeps nothing of the tree alive.
+    Searching, sorting and folding work while the kernel is busy. Without a kernel, such as in a saved notebook, the
+    output is the page of `render`. The widget keeps no references to the tree.
 
     Args:
-      tree: Any pytree; see `walk`. Of a `treeviz.diff`, which takes no options here, the details of a row have
-        statistics and a window of values of both trees, and of what one has more than the other.
+      tree: Any pytree; see `walk`. For a `treeviz.diff`, which accepts no options here, the details of a row show
+        statistics and a window of values of both trees and of their difference.
       keep: Keep the tree alive while the widget is open.
       name, columns, stats, stacked, is_leaf, depth, whole, check, beside, **trees: As for `render`.
 
@@ -336,54 +337,54 @@ def check(
     roundtrip: bool = False,
     ignore: str | Collection[str] = (),
 ) -> TreeFindings:
-    """Find what is wrong with a tree, or may be: each with its leaf, a sentence, and Python that cures it.
+    """Find problems and likely problems in a tree: each with its leaf, a sentence, and Python that fixes it.
 
         for finding in tv.check(params, for_="grad"):
             print(finding.code, finding.path, finding.sentence)
-        assert not [each for each in tv.check(params) if each.level == "error"]
+        assert not [finding for finding in tv.check(params) if finding.level == "error"]
         tv.render(params, check=True).find("T101")
 
-    Arrays that JAX cannot see, arrays and NaN in static fields, cycles, repeated keys, deleted arrays, arrays on
-    different devices, leaves that JAX does not take, odd dtypes, shared objects and more; `finding.about` and
-    `treeviz check --explain T101` tell why. Runs no code of the user's but flatten functions and `hash` of static data,
-    guarded; reads no values. Costs 1.2 to 3 times as much as `walk`.
+    Problems are arrays that JAX cannot see, arrays and NaN in static fields, cycles, repeated keys, deleted arrays,
+    arrays on different devices, leaves that JAX does not accept, odd dtypes, shared objects and more. `finding.about`
+    and `treeviz check --explain T101` explain a rule. Runs no user code except flatten functions and `hash` of static
+    data, guarded; reads no values. Takes 1.2 to 3 times as long as `walk`.
 
     Args:
       tree: Any pytree; see `walk`.
-      for_: What the tree is for: "jit", an argument of a jitted function; "grad", what is differentiated; "state", what
-        a training step takes and returns. Text and functions are errors in these.
-      values: Read the values: NaN, infinities, arrays of zeros; see `stats` of `render` for what that costs.
-      roundtrip: Unflatten a node of each registered class, also with placeholders, as JAX does. Runs the user's code.
+      for_: The use of the tree: "jit" (an argument of a jitted function), "grad" (differentiated), or "state" (an input
+        and output of a training step). Text and functions are errors in these.
+      values: Also find NaN, infinities and arrays of zeros; for the cost of reading values, see `stats` of `render`.
+      roundtrip: Unflatten a node of each registered class, also with placeholders, as JAX does. Runs user code.
       ignore: Codes of rules to leave out.
 
     Returns:
-      A list of `TreeFinding`, errors first; `print` shows a line for each, and a cure of each kind.
+      A list of `TreeFinding`, errors first; `print` shows one line each, and one fix of each kind.
 
     Raises:
-      ValueError: `for_` is none of these, or there is no rule of a code in `ignore`.
+      ValueError: `for_` is unknown, or a code in `ignore` has no rule.
     """
     return check_tree(tree, for_=for_, values=values, roundtrip=roundtrip, ignore=ignore)
 
 
 def stackable(trees: Iterable[Any]) -> Differences:
-    """Tell why trees cannot be stacked to one, as `jax.tree.map(lambda *x: jnp.stack(x), *trees)` does.
+    """Explain why `jax.tree.map(lambda *x: jnp.stack(x), *trees)` cannot stack trees into one.
 
-    Stacked trees are what `jax.vmap` runs an ensemble over, and `jax.lax.scan` the layers of a model. Every tree is
-    compared with the first: structure, static data, shapes and dtypes, each leaf that stands in the way with its path.
+    Stack trees to run an ensemble with `jax.vmap`, or the layers of a model with `jax.lax.scan`. Every tree is compared
+    with the first: structure, static data, shapes and dtypes. Each mismatch has the path of its leaf.
 
         layers = [{"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 8))}]
         tv.stackable(layers)    # tree 2, ['w']: shape: (4, 4) → (4, 8)
         assert not tv.stackable(layers[:2])
 
-    A "dtype" is told with what `jnp.stack` makes of the two, unless it refuses them; all else makes it raise. Leaves
-    that are neither arrays nor numbers, such as functions, are of the kind "python type". On which devices arrays lie
-    does not count. Costs about 3 µs a leaf of each tree; no value is read.
+    A "dtype" difference names the dtype that `jnp.stack` returns for the two, unless it raises; all other differences
+    make it raise. Leaves that are neither arrays nor numbers, such as functions, have the kind "python type". Devices
+    are not compared. Takes about 3 µs per leaf of each tree; no values are read.
 
     Args:
       trees: At least one tree. A leaf may also be a `jax.ShapeDtypeStruct`.
 
     Returns:
-      A list of `Difference`, `.tree` being the index in `trees`; empty if stacking works and keeps each dtype.
+      A list of `Difference`, with the index in `trees` as `.tree`; empty if stacking works and keeps each dtype.
 
     Raises:
       TypeError: `trees` is one tree, such as a dict, or is empty.
@@ -401,7 +402,7 @@ def overlay(
     mesh: Any = None,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> TreeOverlay:
-    """Show which spec of a prefix each leaf of a tree gets, where it comes from, and everything that does not fit.
+    """Show the spec that each leaf of a tree gets from a prefix, the origin of the spec, and all mismatches.
 
         params = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
         view = tv.overlay((None, 0), (params, jnp.ones((8, 3))))
@@ -412,30 +413,31 @@ def overlay(
         mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))    # an AbstractMesh needs no devices
         tv.overlay(jax.sharding.PartitionSpec("data"), params, use="shardings", mesh=mesh)
 
-    A leaf of the prefix holds for the whole subtree in its place; below that, the column says `0 ← [1]`: inherited from
-    [1]. JAX names one mismatch at a time, and this all of them; of leaves that a spec does not fit, 1,000. Nothing but
-    a mask or labels that are a function is called, and no value is read. Costs about two walks.
+    A leaf of the prefix applies to the whole subtree at its position; in these rows, the column shows `0 ← [1]`:
+    inherited from [1]. JAX reports one mismatch at a time, this function all of them, but at most 1,000 leaves that do
+    not fit their spec. No function is called except a mask or labels, and no values are read. Takes as long as two
+    walks.
 
     Args:
-      prefix: The specs: a tree that ends where the other one goes on, or as deep as that.
-      tree: For "in_axes" the tuple of the arguments; what is no tuple is taken for a single argument. For "out_axes"
-        the result for one example, as of `jax.eval_shape`.
-      use: What the specs are for.
-        "in_axes": those of `jax.vmap`: the axes are in range, their sizes equal, and one at least is mapped, exactly if
-        `jax.vmap` takes them, of leaves that are arrays and numbers.
-        "out_axes": in range; whether a result depends on what is mapped is not known.
-        "shardings": each a `PartitionSpec`, a sharding, or None for the compiler to decide. The axes of the mesh are
-        there and divide those of the leaf. Shows the shape and the bytes on a device, and which large leaves would lie
-        whole on every device, with the axes that could split them.
-        "mask": True or False, or a function of the tree. None is a node without leaves here and in "labels".
-        "labels": what can be hashed, or a function of the tree; the headline counts each.
-      mesh: The `Mesh` or `AbstractMesh` of each bare `PartitionSpec`.
-      is_leaf: Nodes of the prefix that are one spec.
+      prefix: The specs: a tree prefix of the other tree, or a tree of the same depth.
+      tree: For "in_axes", the tuple of arguments; anything else is a single argument. For "out_axes", the result for
+        one example, such as from `jax.eval_shape`.
+      use: The use of the specs.
+        "in_axes": for `jax.vmap`. Axes must be in range and have equal sizes, and at least one must be mapped. For
+        leaves that are arrays and numbers, a prefix fits exactly if `jax.vmap` accepts it.
+        "out_axes": axes must be in range; whether a result depends on a mapped argument is unknown.
+        "shardings": each is a `PartitionSpec`, a sharding, or None (the compiler decides). The axes must exist in the
+        mesh and divide those of the leaf. Shows the shape and the bytes per device, and which large leaves would be
+        replicated on every device, with the axes that could split them.
+        "mask": True or False, or a function of the tree. None is a node without leaves, also for "labels".
+        "labels": hashable values, or a function of the tree; the headline counts each label.
+      mesh: The `Mesh` or `AbstractMesh` for `PartitionSpec`s.
+      is_leaf: Nodes of the prefix for which it returns True are single specs.
 
     Returns:
       A view of the tree, with `.differences`.
 
     Raises:
-      ValueError: There is no such `use`, or a `mesh` is given for another than "shardings".
+      ValueError: `use` is unknown, or `mesh` is given for a use other than "shardings".
     """
     return lay_over(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)

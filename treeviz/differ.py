@@ -25,19 +25,19 @@ from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import wrapped
 from treeviz.views.view import View
 
-_FEW = 500  # rows that are all open at first
+_FEW = 500  # rows that are all initially open
 _MOST_LINES = 40  # differences in the message of an AssertionError
 _LONG = 30  # characters of a hint that a line of the table may cut
 _MOST_HINTS = 10
-_WITHOUT_VALUES = ("shape only", "tracer", "placeholder", "float0")  # leaves that have none to compare
+_WITHOUT_VALUES = ("shape only", "tracer", "placeholder", "float0")  # leaves without values to compare
 
 
 class TreeDiff(DiffView):
-    """What differs between trees: a list of differences, and a view of them.
+    """The differences between trees: a list, and a view of them.
 
         diff = treeviz.diff({"w": jnp.ones(3)}, {"w": jnp.ones(4)})
         print(diff)
-        [each.path for each in diff.differences if each.kind == "shape"]  # ["['w']"]
+        [difference.path for difference in diff.differences if difference.kind == "shape"]  # ["['w']"]
 
     Attributes:
       not_compared: Why the values of some leaves were not compared, by key path: "shape only", "deleted" …
@@ -74,12 +74,12 @@ class TreeDiff(DiffView):
         object.__setattr__(self, "_gaps", found[0].gaps if len(found) == 1 else {})
         object.__setattr__(self, "_rows", tables.rows)
         object.__setattr__(self, "leaves", _leaves(tables, found, sides))
-        object.__setattr__(self, "_found", [each.differences for each in found])
+        object.__setattr__(self, "_found", [pair.differences for pair in found])
         object.__setattr__(self, "not_compared", not_compared)
 
     @computed_once
     def differences(self) -> Differences:
-        """Every `Difference`, in the order of the rows; none where the trees are the same."""
+        """Every `Difference`, in row order; empty if the trees are the same."""
         return Differences(chain.from_iterable(self._found))
 
     @property
@@ -91,7 +91,7 @@ class TreeDiff(DiffView):
         return gap.at or gap.nan_at if gap else ()
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
-        """The table as aligned text, and below it what a line may have cut: where a subtree went, how to convert it."""
+        """The table as aligned text, and below it hints that a line may have cut: moved subtrees, conversions."""
         shown = super().text(width=width, **options)
         return "\n".join([shown, *long_hints(self.differences, width, shown)])
 
@@ -102,27 +102,27 @@ class TreeDiff(DiffView):
     def json(self) -> str:
         """The JSON of a view with `differences`, [{path, kind, left, …, code}, …], and `not_compared`."""
         names = ("path", "kind", "left", "right", "hint", "tree", "code")
-        rows = json.dumps([{name: getattr(each, name) for name in names} for each in self.differences])
+        rows = json.dumps([{name: getattr(difference, name) for name in names} for difference in self.differences])
         added = f',\n"differences": {rows},\n"not_compared": {json.dumps(self.not_compared)}}}'
         return super().json()[:-1] + added
 
 
 def long_hints(differences: Differences, width: int | None = None, shown: str = "") -> list[str]:
-    """The first hints that a line of the table may cut, folded to a width, and a line for each code that converts.
+    """The first hints that a line of the table may have cut, wrapped, and a line of code for each conversion.
 
     Args:
-      shown: The text of the table: what it has as a whole, as what had no room in its row, is not told again.
+      shown: The text of the table; hints that it contains in full are not repeated.
     """
     whole = "".join(shown.split())
-    # Where values differ, and how many, is said by their row and its columns.
-    others = (each for each in differences if each.kind != "value" or each.is_transpose)
-    long = (each for each in others if len(each.hint) > _LONG)
-    hints = islice((each for each in long if not whole or "".join(each.note.split()) not in whole), _MOST_HINTS)
-    codes = [each.code for each in differences if each.code]
+    # Rows and columns already show which values differ, and how many.
+    others = (difference for difference in differences if difference.kind != "value" or difference.is_transpose)
+    long = (difference for difference in others if len(difference.hint) > _LONG)
+    hints = islice((item for item in long if not whole or "".join(item.note.split()) not in whole), _MOST_HINTS)
+    codes = [difference.code for difference in differences if difference.code]
     more = [f"  … {len(codes) - _MOST_HINTS:,} more"] if len(codes) > _MOST_HINTS else []
     converts = ["to convert the first:", *(f"  {code}" for code in codes[:_MOST_HINTS]), *more] if codes else []
-    told = [wrapped(f"{each.path or 'the root'}: {each.hint}", width) for each in hints]
-    return [*chain.from_iterable(told), *converts]
+    lines = [wrapped(f"{difference.path or 'the root'}: {difference.hint}", width) for difference in hints]
+    return [*chain.from_iterable(lines), *converts]
 
 
 def diff(
@@ -137,27 +137,27 @@ def diff(
 
         diff = tv.diff(params, new_params)
         print(diff)                       # in a notebook, it displays itself
-        [each.path for each in diff.differences if each.kind == "value"]
+        [difference.path for difference in diff.differences if difference.kind == "value"]
         diff.find("is:differs b")
 
-    Children are aligned by their keys, elements of lists by their index. A node of another type is one difference;
-    a list and a tuple, two kinds of dict, and two classes of one name are compared further. What is the same is
-    counted and left out. The differences hold texts and numbers, no array.
+    Children are aligned by key, list elements by index. A node of another type is one difference; but a list and a
+    tuple, two kinds of dict, and two classes of one name are also compared inside. Equal rows are counted and left out.
+    The differences hold texts and numbers, not arrays.
 
-    Costs about the walks of both trees without values. With values, arrays in host memory are read in place, a chunk
-    at a time; arrays on an accelerator are reduced there by a program for each pair of shapes and dtypes. NaN equals
-    NaN. Integers, bools and PRNG keys are compared exactly, and functions by identity.
+    Without values, takes as long as walks of both trees. With values, arrays in host memory are read in place in chunks,
+    and arrays on an accelerator are reduced there by one program for each pair of shapes and dtypes. NaN equals NaN.
+    Integers, bools and PRNG keys are compared exactly, and functions by identity.
 
     Args:
-      *trees: Two trees; of more, each is compared with the first.
+      *trees: Two or more trees; all others are compared with the first.
       is_leaf: As in `jax.tree.leaves`.
       values: Compare the values of arrays.
-      rtol, atol: Two numbers are the same if |left - right| <= atol + rtol * |right|.
-      stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*": a
-        difference of their values says in which layers it is, and `find('layers:"3"')` what differs in one.
+      rtol, atol: Two numbers are equal if |left - right| <= atol + rtol * |right|.
+      stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*":
+        differences in their values then name the layers, and `find('layers:"3"')` finds the differences in one layer.
 
     Raises:
-      TypeError: There are fewer than two trees, or `stacked` is no glob.
+      TypeError: There are fewer than two trees, or `stacked` is not a glob.
       ValueError: No array matches `stacked`.
     """
     if len(trees) < 2:
@@ -174,35 +174,35 @@ def diff(
     ]
     if stacked:
         found = [
-            with_layers(first, other, each, stacked, rtol=rtol, atol=atol)
-            for other, each in zip(others, found, strict=True)
+            with_layers(first, other, pair, stacked, rtol=rtol, atol=atol)
+            for other, pair in zip(others, found, strict=True)
         ]
     with collector_paused():
         tables = merged(first, others[0], found[0]) if len(others) == 1 else merged_with_all(first, found)
         keystr = first.table.keystrs()
         not_compared = {
-            keystr(row): why
-            for each in found
-            for row, why in zip(
-                each.aligned.left[[*each.not_compared]].tolist(), each.not_compared.values(), strict=True
+            keystr(row): reason
+            for pair in found
+            for row, reason in zip(
+                pair.aligned.left[[*pair.not_compared]].tolist(), pair.not_compared.values(), strict=True
             )
         }
         return TreeDiff(tables, found, not_compared, sides, values=values)
 
 
 def _leaves(tables: Merged, found: Sequence[Found], sides: Sequence[Side]) -> list[Leaves]:
-    """The leaves of each tree at the rows of the table, which are those of the first tree if there are several."""
-    of_rows = [found[0].aligned.left[tables.rows], found[0].aligned.right[tables.rows]]
+    """The leaves of each tree at the rows of the table (those of the first of more than two trees)."""
+    tree_rows = [found[0].aligned.left[tables.rows], found[0].aligned.right[tables.rows]]
     if len(sides) > 2:
-        of_rows = [tables.rows]
-        for each in found:
+        tree_rows = [tables.rows]
+        for pair in found:
             right = np.full(len(sides[0].table), NONE)
-            right[each.aligned.left[each.aligned.left != NONE]] = each.aligned.right[each.aligned.left != NONE]
-            of_rows.append(right[tables.rows])
+            right[pair.aligned.left[pair.aligned.left != NONE]] = pair.aligned.right[pair.aligned.left != NONE]
+            tree_rows.append(right[tables.rows])
     leaves = []
-    for side, own in zip(sides, of_rows, strict=True):
-        rows = np.flatnonzero((own != NONE) & side.table.is_leaf[own])
-        leaves.append(Leaves(rows, [*map(side.nodes.__getitem__, own[rows].tolist())]))
+    for side, side_rows in zip(sides, tree_rows, strict=True):
+        rows = np.flatnonzero((side_rows != NONE) & side.table.is_leaf[side_rows])
+        leaves.append(Leaves(rows, [*map(side.nodes.__getitem__, side_rows[rows].tolist())]))
     return leaves
 
 
@@ -211,7 +211,7 @@ def _chosen(table: TreeTable, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def _for_page(tables: Merged, found: Sequence[Found], kinds: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """What assets/diff/diff.js reads: the kinds of differences, the rows that are open first, magnitudes."""
+    """The data for assets/diff/diff.js: the kinds of differences, the initially open rows, magnitudes."""
     whole = tables.whole
     noted = np.zeros(len(whole), bool)
     noted[[*whole.notes]] = True
@@ -223,7 +223,7 @@ def _for_page(tables: Merged, found: Sequence[Found], kinds: Sequence[tuple[str,
         "kinds": [(kind, n, MEANINGS[kind]) for kind, n in kinds],
         "names": Difference.names,
         "open": opened.tolist() if n_seen <= _FEW else None,
-        "bars": {int(np.searchsorted(tables.rows, at)): bars for at, bars in found[0].bars.items()},
+        "bars": {int(np.searchsorted(tables.rows, row)): bars for row, bars in found[0].bars.items()},
     }
 
 
@@ -242,8 +242,8 @@ def assert_same(
         tv.assert_same(jax.jit(jax.grad(loss))(params, batch), grads, rtol=1e-5, atol=1e-6)
 
     Raises:
-      AssertionError: They differ, or one has values that cannot be read, such as a deleted array; the first 40, a line
-        each. Leaves that are shapes only have no values, and are compared without.
+      AssertionError: The trees differ, or values cannot be read, such as those of a deleted array. The message lists
+        the first 40, one line each. Leaves that are only shapes are compared without values.
     """
     __tracebackhide__ = True  # pytest shows the call instead
     first, other = _side(left, is_leaf), _side(right, is_leaf)
@@ -251,9 +251,9 @@ def assert_same(
     found = with_hints(first, other, found, values=values)
     keystr = first.table.keystrs()
     unknown = [
-        f"{keystr(int(found.aligned.left[at])) or 'the root'}: not compared: {why}"
-        for at, why in found.not_compared.items()
-        if why not in _WITHOUT_VALUES
+        f"{keystr(int(found.aligned.left[row])) or 'the root'}: not compared: {reason}"
+        for row, reason in found.not_compared.items()
+        if reason not in _WITHOUT_VALUES
     ]
     n_lines = len(found.differences) + len(unknown)
     if n_lines:
@@ -262,23 +262,25 @@ def assert_same(
         shown = [*map(str, found.differences[:_MOST_LINES]), *unknown][:_MOST_LINES] + (
             [f"… {n_more:,} more"] if n_more > 0 else []
         )
-        said = f"the trees are not the same: {n}" if found.differences else "it is not known if the trees are the same"
-        raise AssertionError("\n  ".join([said, *shown]))
+        summary = (
+            f"the trees are not the same: {n}" if found.differences else "it is not known if the trees are the same"
+        )
+        raise AssertionError("\n  ".join([summary, *shown]))
 
 
 def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Differences:
-    """Tell why `jax.tree.map(f, tree, *rest, is_leaf=is_leaf)` raises: every mismatch, with its path.
+    """Explain why `jax.tree.map(f, tree, *rest, is_leaf=is_leaf)` raises: every mismatch, with its path.
 
         tv.explain_map({"a": [1, 2], "b": (1,)}, {"a": [1, 2, 3], "b": [1]})
         # ['a']: length: 2 children → 3 children
         # ['b']: type: tuple → list
 
-    As for JAX, a leaf of the first tree stands for any subtree of the others, and the values of leaves do not matter.
-    JAX names one mismatch, and not always the right leaf (jax#39297). Costs about 1 µs a leaf of each tree; nothing is
-    read, and nothing of the user's but flatten functions and comparisons of static data is called.
+    As in JAX, a leaf of the first tree matches any subtree of the others, and the values of leaves do not matter. JAX
+    reports only one mismatch, and not always the right leaf (jax#39297). Takes about 1 µs per leaf of each tree. No
+    values are read, and no user code runs except flatten functions and comparisons of static data.
 
     Returns:
-      A list of `Difference`; it is empty exactly if `jax.tree.map` would call the function.
+      A list of `Difference`, which is empty exactly if `jax.tree.map` would call the function.
     """
     return map_mismatches(tree, *rest, is_leaf=is_leaf)
 

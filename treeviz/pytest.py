@@ -1,4 +1,4 @@
-"""A plugin of pytest: `pytest -p treeviz.pytest` says of an error of JAX which leaves it is about."""
+"""A pytest plugin: `pytest -p treeviz.pytest` explains which leaves an error of JAX is about."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import traceback
 
 import pytest
 
-_before: list[str | None] = []
+_previous_filtering: list[str | None] = []
 
 
 def pytest_configure() -> None:
-    """Keep JAX's frames in tracebacks, marked as hidden, so that the trees can be found in them."""
+    """Keep JAX's frames in tracebacks, marked as hidden, so that the plugin finds the trees in them."""
     from treeviz.explainer.explain import keep_frames
 
-    _before.append(keep_frames())
+    _previous_filtering.append(keep_frames())
 
 
 def pytest_unconfigure() -> None:
-    """Set JAX's filtering as it was."""
+    """Restore JAX's filtering of tracebacks."""
     from treeviz.explainer.explain import set_filtering
 
-    if _before:
-        set_filtering(_before.pop())
+    if _previous_filtering:
+        set_filtering(_previous_filtering.pop())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,7 +38,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def _in_terminal(text: str, config: pytest.Config) -> str:
-    """An explanation in the width of pytest's own lines, if it writes to a terminal."""
+    """The explanation, wrapped to the width of pytest's lines if they go to a terminal."""
     from treeviz.explainer.explain import fitted
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -47,22 +47,22 @@ def _in_terminal(text: str, config: pytest.Config) -> str:
 
 
 def explain_comparison(error: BaseException) -> str:
-    """Every difference of the trees that a failed assertion compared; "" if it is none of those below.
+    """Every difference between the trees that a failed assertion compared; "" for other errors.
 
-    `chex.assert_trees_…`, and `jax.tree.map` of a function of `numpy.testing`, which stop at the first leaf. Compares
-    with their tolerance, and reads the values once more.
+    The assertions are `chex.assert_trees_…` and `jax.tree.map` of a `numpy.testing` function, which stop at the first
+    leaf. Compares with their tolerance, which reads the values again.
     """
     if not isinstance(error, AssertionError):
         return ""
-    trees, how = (), {}
+    trees, options = (), {}
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        module, found = frame.f_globals.get("__name__", ""), frame.f_locals
-        if module.startswith("chex.") and "Assertion assert_trees_" in str(error) and "args" in found:
-            trees, how = tuple(found["args"]), found.get("kwargs", {})
-        elif module.startswith("jax.") and frame.f_code.co_name == "tree_map" and "rest" in found:
-            trees = (found["tree"], *found["rest"])
+        module, variables = frame.f_globals.get("__name__", ""), frame.f_locals
+        if module.startswith("chex.") and "Assertion assert_trees_" in str(error) and "args" in variables:
+            trees, options = tuple(variables["args"]), variables.get("kwargs", {})
+        elif module.startswith("jax.") and frame.f_code.co_name == "tree_map" and "rest" in variables:
+            trees = (variables["tree"], *variables["rest"])
         elif module.startswith("numpy.testing"):
-            how = how or found
+            options = options or variables
             break
     else:
         trees = trees if "[Chex]" in str(error) else ()
@@ -71,11 +71,11 @@ def explain_comparison(error: BaseException) -> str:
     from treeviz.differ import assert_same
 
     try:
-        rtol, atol = (float(how.get(name) or 0) for name in ("rtol", "atol"))
+        rtol, atol = (float(options.get(name) or 0) for name in ("rtol", "atol"))
         for other in trees[1:]:
             assert_same(trees[0], other, rtol=rtol, atol=atol)
     except AssertionError as difference:
         return str(difference)
-    except Exception:  # of trees that cannot be compared, the error of the test says enough
+    except Exception:  # trees that cannot be compared: the error of the test is enough
         pass
     return ""
