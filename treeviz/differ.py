@@ -144,8 +144,8 @@ def diff(
     tuple, two kinds of dict, and two classes of one name are also compared inside. Equal rows are counted and left out.
     The differences hold texts and numbers, not arrays.
 
-    Without values, takes as long as walks of both trees. With values, arrays in host memory are read in place in chunks,
-    and arrays on an accelerator are reduced there by one program for each pair of shapes and dtypes. NaN equals NaN.
+    Without values, takes as long as walks of both trees. With values, arrays in host memory are read in place, in
+    chunks; arrays on an accelerator are reduced there by one program per pair of shapes and dtypes. NaN equals NaN.
     Integers, bools and PRNG keys are compared exactly, and functions by identity.
 
     Args:

@@ -1,4 +1,4 @@
-"""Prepare a tree for a view: its table with all columns, and the columns shown first."""
+"""Prepare a tree for a view: its table with all requested columns, and checks of the options of `render`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = ("elements", "bytes", "leaves")
 STATISTICS = ("nan", "inf", "zeros", "min", "max", "mean", "std", "rms", "histogram")
 _OPTIONS = ("name", "columns", "stats", "stacked", "is_leaf", "depth", "whole", "check", "beside")
 _MORE_OPTIONS = {"render": ("values",), "explore": ("keep",)}
-_MOST_NOT_READ = 1_000  # leaves with a note of their own
+_MOST_NOT_READ = 1_000  # unread leaves with their own note
 
 
 class Prepared(NamedTuple):
@@ -36,7 +36,7 @@ class Prepared(NamedTuple):
 
     Attributes:
       nodes: The node or leaf of each row.
-      columns: The columns shown at first.
+      columns: The columns to show first.
     """
 
     table: TreeTable
@@ -51,7 +51,7 @@ def scanned(
     budget: Budget = WHOLE,
     stacked: Stacked = (),
 ) -> tuple[TreeTable, list[Any]]:
-    """The table with its facts and sizes, and the node or leaf of each row; that of a layer is its array."""
+    """The table with facts and sizes, and the node or leaf of each row. The row of a layer has its array."""
     integrations.load()
     tree, name = integrations.opened(tree, name)
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
@@ -60,14 +60,14 @@ def scanned(
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
     table, shape_only = _shape_only(replace(table, separator=_separator(table, nodes)))
-    on_devices, where = device_columns(table)
+    on_devices, placement = device_columns(table)
     mesh = common_mesh(table)
     table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
-    return table.with_headline(*headline(table), *shape_only, *where, *([mesh_text(mesh)] if mesh else [])), nodes
+    return table.with_headline(*headline(table), *shape_only, *placement, *([mesh_text(mesh)] if mesh else [])), nodes
 
 
 def _shape_only(table: TreeTable) -> tuple[TreeTable, list[str]]:
-    """The table, and for its headline what all its arrays are, if they have no values: no row says it then."""
+    """The table, and "shape only" for the headline instead of the rows if no array has values."""
     arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
     if len(table) == 1 or not arrays or any(facts.kind != "shape only" for facts in arrays):
         return table, []
@@ -76,13 +76,13 @@ def _shape_only(table: TreeTable) -> tuple[TreeTable, list[str]]:
 
 
 def _separator(table: TreeTable, nodes: list[Any]) -> str:
-    """What joins the keys of a path to the name of an array in a file."""
+    """The separator that joins the keys of a path to the name of an array in a file; "" if there is none."""
     in_file = [code for code, facts in enumerate(table.facts) if facts.kind == "stored"]
     if not in_file:
         return ""
     first = int(np.argmax(np.isin(table.fact_codes, in_file)))
     name = nodes[first].name if type(nodes[first]) is Stored else ""
-    return next((each for each in "./" if name == each.join(key.segment for key in table.path(first))), "")
+    return next((sign for sign in "./" if name == sign.join(key.segment for key in table.path(first))), "")
 
 
 def prepare(
@@ -96,14 +96,14 @@ def prepare(
     trees: Mapping[str, Any] | None = None,
     whole: bool = False,
 ) -> Prepared:
-    """Walk the tree and add the columns of statistics, of other trees, and of the user's functions.
+    """Walk the tree and add columns for statistics, other trees and the user's functions.
 
     Args:
-      trees: Other trees by name, see `other_trees`. The other arguments are those of `treeviz.render`.
+      trees: Other trees by name; see `other_trees`. For the other arguments, see `treeviz.render`.
 
     Raises:
       TypeError: A tree was given as `stats`.
-      ValueError: `columns` has a name that the table does not have, or a `Column` of another length.
+      ValueError: `columns` has a name that is not in the table, or a `Column` of another length.
     """
     check_flag("stats", stats)
     check_flag("whole", whole)
@@ -115,12 +115,12 @@ def prepare(
     if trees:
         from treeviz.analysis.side_by_side.columns import other_tree_columns
 
-        found = other_tree_columns(table, nodes, trees, stats=stats, is_leaf=is_leaf, budget=budget)
-        table = table.with_columns(*found.columns).with_notes(found.notes)
-        table = table.with_headline(*table.headline, *found.headline)
-        names_of_others = found.shown
+        other_columns = other_tree_columns(table, nodes, trees, stats=stats, is_leaf=is_leaf, budget=budget)
+        table = table.with_columns(*other_columns.columns).with_notes(other_columns.notes)
+        table = table.with_headline(*table.headline, *other_columns.headline)
+        names_of_others = other_columns.shown
     if columns is None:
-        names = _default_columns(table, stats, names_of_others) if trees else _alone(table, stats)
+        names = _default_columns(table, stats, names_of_others) if trees else _columns_of_one_tree(table, stats)
         return Prepared(table, nodes, table.chosen(names))
     table, names = _with_own(table, nodes, columns)
     names += [name for name in names_of_others if name not in names]
@@ -142,8 +142,8 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
     return table.with_headline(*table.headline, *parts)
 
 
-def _without_alike(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the columns, but of those that would say the same in every row, as the headline does in words."""
+def _without_uniform(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the columns without those that are equal in every row, which the headline reports."""
     from treeviz.analysis.stats.columns import uniform_statistics
 
     words = {} if is_cut(table) else uniform_statistics(table)
@@ -151,10 +151,10 @@ def _without_alike(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the other trees of a call: keywords that are no options, and `beside=`.
+    """Merge the other trees of a call: keywords that are not options, and `beside=`.
 
     Raises:
-      TypeError: A keyword is a flag, a number or a string and so no tree, or is given twice.
+      TypeError: A keyword is a flag, a number or a string and thus not a tree, or is given twice.
     """
     for name, tree in trees.items():
         if type(tree) in (bool, int, str):
@@ -181,13 +181,13 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked: Any = ()) -> None:
-    """Raise a TypeError if a tree was given for an option that is no flag."""
+    """Raise a TypeError if a tree was given for an option that is not a flag."""
     _check("name", "text", isinstance(name, str))
     _check("is_leaf", "a function", is_leaf is None or callable(is_leaf))
     _check("depth", "a number of levels", depth is None or isinstance(depth, int | np.integer))
     _check("stacked", "globs of key paths, or a dict of globs and axes", _are_globs(stacked))
-    what = "a list of names, functions of a leaf and treeviz.Column objects"
-    _check("columns", what, columns is None or _are_columns(columns))
+    kind = "a list of names, functions of a leaf and treeviz.Column objects"
+    _check("columns", kind, columns is None or _are_columns(columns))
 
 
 def _are_globs(stacked: Any) -> bool:
@@ -202,61 +202,61 @@ def _are_columns(columns: Any) -> bool:
     from treeviz.analysis.user_columns import LeafFunction
 
     if isinstance(columns, Mapping):  # table.columns
-        return all(isinstance(each, Column) for each in columns.values())
+        return all(isinstance(column, Column) for column in columns.values())
     are_some = isinstance(columns, Sequence | Set)
-    return are_some and all(isinstance(each, str | Column | LeafFunction) or callable(each) for each in columns)
+    return are_some and all(isinstance(item, str | Column | LeafFunction) or callable(item) for item in columns)
 
 
-def _check(name: str, what: str, is_right: bool) -> None:
-    if not is_right:
+def _check(name: str, kind: str, is_valid: bool) -> None:
+    if not is_valid:
         raise TypeError(
-            f"{name}= is an option, {what}. To show a tree of that name beside the other, pass beside={{{name!r}: …}}."
+            f"{name}= is an option, {kind}. To show a tree of that name beside the other, pass beside={{{name!r}: …}}."
         )
 
 
 def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyColumn]) -> tuple[TreeTable, list[str]]:
-    """Add the columns given as `Column` or function; return the table and the names of all requested columns."""
+    """Add the columns given as `Column` or function. Returns the table and the names of all requested columns."""
     from treeviz.analysis.user_columns import LeafFunction, column, function_columns
 
     if isinstance(columns, str):
         raise ValueError(f"columns= is to be a list: columns=[{columns!r}]")
     functions = [
-        each if isinstance(each, LeafFunction) else column(each)
-        for each in columns
-        if not isinstance(each, (str, Column))
+        item if isinstance(item, LeafFunction) else column(item)
+        for item in columns
+        if not isinstance(item, (str, Column))
     ]
-    given = [each for each in columns if isinstance(each, Column)]
-    for each in given:
-        n_values = len(each.levels if each.codes is None else each.codes)
+    given = [item for item in columns if isinstance(item, Column)]
+    for own in given:
+        n_values = len(own.levels if own.codes is None else own.codes)
         if n_values != len(table):
             raise ValueError(
-                f"column {each.name!r} has {n_values:,} values, but {table.name} has {len(table):,} rows: "
+                f"column {own.name!r} has {n_values:,} values, but {table.name} has {len(table):,} rows: "
                 "one for each row, nodes included."
             )
     table = table.with_columns(*given)
     made = function_columns(table, nodes, functions, table.columns) if functions else []
-    table = table.with_columns(*(one for each in made for one in each))
-    waiting, names = iter(made), []
-    for each in columns:
-        if isinstance(each, str):
-            names.append(each)
-        elif isinstance(each, Column):
-            names.append(each.name)
+    table = table.with_columns(*(added for group in made for added in group))
+    groups, names = iter(made), []
+    for item in columns:
+        if isinstance(item, str):
+            names.append(item)
+        elif isinstance(item, Column):
+            names.append(item.name)
         else:
-            names += [one.name for one in next(waiting)]
+            names += [added.name for added in next(groups)]
     return table, names
 
 
-def _alone(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    return (*SIZES, *_placement(table), *(_without_alike(table, STATISTICS) if stats else ()))
+def _columns_of_one_tree(table: TreeTable, stats: bool) -> tuple[str, ...]:
+    return (*SIZES, *_placement(table), *(_without_uniform(table, STATISTICS) if stats else ()))
 
 
 def _placement(table: TreeTable) -> tuple[str, ...]:
-    """The columns that say where the arrays lie, unless all of them are on one device."""
+    """The columns that show the devices of the arrays; none if all arrays are on one device."""
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
     n_devices = np.fmax.reduce(table.columns["devices"].values)  # the root has the most
-    is_spread = n_devices > 1 or any(each.n_devices > 1 for each in shardings)
-    memories = dict.fromkeys(each.memory for each in shardings if each.memory)
+    is_spread = n_devices > 1 or any(sharding.n_devices > 1 for sharding in shardings)
+    memories = dict.fromkeys(sharding.memory for sharding in shardings if sharding.memory)
     if not is_spread and not memories:
         return ()
     others = [name for name in (*(f"{memory}.bytes" for memory in memories), "host_bytes") if name in table.columns]
@@ -264,8 +264,8 @@ def _placement(table: TreeTable) -> tuple[str, ...]:
 
 
 def _default_columns(table: TreeTable, stats: bool, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns to compare; the others are in the menu."""
+    """The columns to compare; the page's menu has the others."""
     if not stats:
         return (*others, "bytes")
-    # What is the same in every row here is compared with what is beside it.
-    return ("rms", *others, *_without_alike(table, ("nan",)), "bytes")
+    # `rms` stays even if equal in every row, since it is compared with the columns next to it.
+    return ("rms", *others, *_without_uniform(table, ("nan",)), "bytes")

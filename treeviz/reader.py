@@ -1,4 +1,4 @@
-"""Read a checkpoint as a tree: what stands behind `read`. The formats by suffix, by folder, and by a Python name."""
+"""Read a checkpoint as a tree: the implementation of `read`, by suffix, by folder, or by a Python name."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ from treeviz.tree.runtime import collector_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.text import error_text, visible
 
-# The arrays of a file that has no names, in the tree that it was made from.
+# The arrays of a file without names, in the tree that was saved
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
-    """The tree `like` with the arrays of a file in place of its own, in the order of its leaves.
+    """The tree `like` with its arrays replaced by those of a file, in leaf order.
 
     Args:
-      file: Its name.
+      file: The file's name.
 
     Raises:
-      LoadError: The file has others than `like`; the message names the first.
+      LoadError: The arrays of the file do not match `like`; the message names the first mismatch.
     """
-    if type(arrays) is not list or not all(type(each) is Stored for each in arrays):
+    if type(arrays) is not list or not all(type(array) is Stored for array in arrays):
         raise LoadError(f"{file} has names: like= is for files without, .eqx")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
-    rest, found = iter(arrays), []
+    rest, filled = iter(arrays), []
     for path, leaf in leaves:
         has_shape = isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
         if not has_shape and not isinstance(leaf, _NUMBERS):
-            found.append(leaf)
+            filled.append(leaf)
             continue
-        where, stored = jax.tree_util.keystr(path), next(rest, None)
+        path_text, stored = jax.tree_util.keystr(path), next(rest, None)
         shape = tuple(leaf.shape) if has_shape else ()
         if stored is None or stored.shape != shape:
             has = "nothing more" if stored is None else f"the shape {stored.shape}"
-            raise LoadError(f"{file} has {has} where like= has the shape {shape}: at {where}")
-        found.append(_of_dtype(stored, leaf.dtype if has_shape else None, where))
+            raise LoadError(f"{file} has {has} where like= has the shape {shape}: at {path_text}")
+        filled.append(_of_dtype(stored, leaf.dtype if has_shape else None, path_text))
     n_more = sum(1 for _ in rest)
     if n_more:
         raise LoadError(f"{file} has {n_more:,} {'array' if n_more == 1 else 'arrays'} more than like=")
-    return treedef.unflatten(found)
+    return treedef.unflatten(filled)
 
 
 def _of_dtype(stored: Stored, dtype: Any, name: str) -> Stored:
-    """The array by its name in the tree. NumPy forgets the name of bfloat16, which `like` knows."""
+    """The array with its name in the tree, and the dtype of `like` if the file has lost it, such as bfloat16."""
     is_void = stored.dtype.kind == "V" and dtype is not None and stored.dtype.itemsize == dtype.itemsize
     dtype = np.dtype(dtype) if is_void else stored.dtype
     return Stored(stored.shape, dtype, stored.chunks_of, name, stored.nbytes, order=stored.order)
@@ -72,8 +72,8 @@ def _of_dtype(stored: Stored, dtype: Any, name: str) -> Stored:
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _TORCH_INDEX = ".bin.index.json"
-_MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # of Hugging Face's folders
-_MOST_FILES = 100_000  # names of a folder that are looked at
+_MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # in folders of Hugging Face
+_MOST_FILES = 100_000  # names read from a folder
 
 
 def _read_gguf(path: Path) -> Any:
@@ -118,53 +118,53 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
-    """Read what is in a checkpoint, without its values: a tree to render, compare, check and explore.
+    """Read a checkpoint without its values, as a tree to render, compare, check and explore.
 
         params = {"layers": [{"w": np.ones((3, 4)), "b": np.zeros(4)}]}
         np.savez("params.npz", **{"layers.0.w": params["layers"][0]["w"], "layers.0.b": np.zeros(4)})
         tree = tv.read("params.npz")
-        tree["layers"][0]["w"].shape                # (3, 4); .dtype, .nbytes, .name likewise
-        np.asarray(tree["layers"][0]["w"])          # now the values are read
+        tree["layers"][0]["w"].shape                # (3, 4); also .dtype, .nbytes, .name
+        np.asarray(tree["layers"][0]["w"])          # reads the values
         assert not tv.diff(tree, params).differences
-        tv.render(tree, stats=True)                 # reads the values, one array after the other
+        tv.render(tree, stats=True)                 # reads the values, one array at a time
 
-    The formats are `.safetensors`, also as the folder or the index of several; `.npz` and `.npy`; folders that Orbax
-    wrote, also of several steps; `.msgpack` of Flax, and what its `save_checkpoint` or T5X wrote; `.eqx` of Equinox;
-    `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt` of PyTorch, also by the index of several or by the folder of one.
-    "package.module:name" is a tree in Python, or a function that makes one, of which only the shapes are computed.
+    The formats are `.safetensors` (also a folder or an index of several files); `.npz` and `.npy`; folders written by
+    Orbax (also with several steps); `.msgpack` of Flax, and checkpoints of its `save_checkpoint` and of T5X; `.eqx` of
+    Equinox; `.gguf`; and `.pt`, `.pth`, `.bin` and `.ckpt` of PyTorch (also an index of several files, or a folder with
+    one). "package.module:name" is a tree in Python, or a function that returns one; then only the shapes are computed.
     Orbax, GGUF and PyTorch need their libraries.
 
-    Names such as "layers.0.w", or "layers/0/w", become nested dicts, and lists where the parts are numbers from 0 on.
-    Costs some 10 µs an array, and no value is read; of PyTorch's files the pickle is, by PyTorch, as `weights_only`.
-    No other pickle is ever opened, and nothing outside the file or folder.
+    Names such as "layers.0.w" or "layers/0/w" become nested dicts, and lists if the parts are numbers from 0. Takes
+    about 10 µs per array, and reads no values. Pickles are never loaded, except those of PyTorch files, by PyTorch with
+    `weights_only`. Nothing outside the file or folder is read.
 
     Args:
       path: A file, a folder, or "package.module:name".
-      like: For `.eqx`: the model, or its shapes as of `eqx.filter_eval_shape`, or "package.module:name". The file has
-        no names, and without this the tree is a list.
+      like: For `.eqx`, which stores no names: the model, its shapes from `eqx.filter_eval_shape`, or
+        "package.module:name". Without it, the tree is a list.
 
     Returns:
-      A tree of leaves with `.shape`, `.dtype`, `.nbytes` and `.name`, which `np.asarray` reads, and of the text and
-      numbers that stand between them.
+      A tree of the text and numbers in the checkpoint, and of leaves with `.shape`, `.dtype`, `.nbytes` and `.name`,
+      which `np.asarray` reads.
 
     Raises:
-      ValueError: A format that is not known, a pickle, or a file that is broken; the message names it and the reason.
+      ValueError: The format is unknown, or the file is a pickle or broken; the message names the file and the reason.
       OSError: The file cannot be read.
-      ImportError: The library of the format is not installed; the message says what to install.
+      ImportError: The library of the format is not installed; the message names it.
     """
     shown = visible(os.fsdecode(os.fspath(path)), 1000)
     if isinstance(path, str) and _ATTRIBUTE.fullmatch(path) and not os.path.exists(path):
         return _from_python(path)
     path = Path(path)
     if stat.S_ISDIR(mode_of(path)):
-        reader, what = _of_folder(path), "checkpoint"
+        reader, format_name = _of_folder(path), "checkpoint"
     else:
         suffix, reader = _of_file(path)
-        what = f"{suffix} file"
+        format_name = f"{suffix} file"
     try:
         with collector_paused():
-            found = reader(path)
-            tree = nested(with_scales(without_repeats(list(found)))) if isinstance(found, Iterator) else found
+            contents = reader(path)
+            tree = nested(with_scales(without_repeats(list(contents)))) if isinstance(contents, Iterator) else contents
         if like is None:
             return tree
         like = _from_python(like) if isinstance(like, str) else like
@@ -173,16 +173,16 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
     except ImportError as error:
         raise ImportError(f"{shown}: {error}", name=error.name) from error
     except Exception as error:
-        # Whatever bytes stand in a file: the modules that take it apart raise some twenty kinds of exceptions.
+        # For broken files, the parsers raise some twenty kinds of exceptions.
         if isinstance(error, OSError) and error.filename is not None:
             raise
         message = visible(str(error), 300) if type(error) is ValueError else error_text(error)
-        raise LoadError(f"{shown} is not a whole {what}: {message}") from error
+        raise LoadError(f"{shown} is not a whole {format_name}: {message}") from error
     try:
         return in_tree_like(like, tree, shown)
     except LoadError:
         raise
-    except Exception as error:  # of the user's classes
+    except Exception as error:  # from the user's classes
         raise LoadError(f"{shown}: like= is no tree to be filled: {error_text(error)}") from error
 
 
@@ -220,7 +220,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
 
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:
-    """The reader of a folder, by what is in it."""
+    """The reader of a folder, chosen by its contents."""
     from treeviz.integrations.orbax import STEP, is_orbax, read_orbax, read_steps
 
     names = []
@@ -247,24 +247,24 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
 
 
 def _from_python(name: str) -> Any:
-    """The tree that "package.module:name" is, or makes: of a function only the shapes are computed."""
+    """The tree "package.module:name", or the result of that function, of which only the shapes are computed."""
     module, _, attributes = name.partition(":")
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
         for attribute in attributes.split("."):
-            found = getattr(found, attribute)
+            value = getattr(value, attribute)
     except (Exception, SystemExit) as error:  # the module may do anything
         raise LoadError(f"{visible(name, 300)}: {error_text(error)}") from error
-    if not callable(found) or not jax.tree_util.all_leaves([found]):
-        return found  # an Equinox module can be called, and is a tree
+    if not callable(value) or not jax.tree_util.all_leaves([value]):
+        return value  # an Equinox module is callable, and a tree
     try:
-        return _shapes_of(found)
+        return _shapes_of(value)
     except (Exception, SystemExit) as error:
         raise LoadError(f"{visible(name, 300)} was called, and raised {error_text(error)}") from error
 
 
 def _shapes_of(make: Callable[[], Any]) -> Any:
-    """What a function returns, with shapes in place of arrays: they are never computed."""
+    """The result of a function, with shapes in place of arrays, which are never computed."""
     others: list[Any] = []
 
     def arrays() -> Any:
@@ -275,4 +275,4 @@ def _shapes_of(make: Callable[[], Any]) -> Any:
 
     shapes = iter(jax.eval_shape(arrays))
     *kept, treedef = others
-    return treedef.unflatten(next(shapes) if each is None else each[0] for each in kept)
+    return treedef.unflatten(next(shapes) if boxed is None else boxed[0] for boxed in kept)
