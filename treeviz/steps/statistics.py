@@ -1,8 +1,8 @@
-"""The statistics of gradients: one record each, and the format in which they leave the device.
+"""The statistics of gradients and their packed format; names of measured trees, their leaves and layers.
 
-The records define the memory of each statistic in a history, how the members of an ensemble are joined, and the
-columns with their roll-ups. To add a statistic, add its record to `STATISTICS` and compute its word
-in `treeviz.steps.reduce`.
+The records of the statistics define the memory of each statistic in a history, how the members of an ensemble are
+joined, and the columns with their roll-ups. To add a statistic, add its record to `STATISTICS` and compute its word in
+`treeviz.steps.reduce`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Statistic:
     Attributes:
       name: The key in `History` and in the arguments of `measure`.
       measured_in: The smallest of `LIGHT`, `FULL` and `HISTOGRAM` that contains it; "" if none does.
-      share: Its part of the memory of a source's history, relative to the other statistics.
+      share: Its share of the memory of a source's history, relative to the other statistics.
       is_count: Whether it is an int64 count, which is summed over time; otherwise it is float64.
-      scaled_by: The power of two that multiplies the packed float32: "range" is that of the range of squares and of the
-        leaf, "leaf" that of the leaf; "" for counts and for numbers without a unit.
-      joined_by: How the values of the members of a `vmap` become one: "norm" is the root of the sum of squares,
-        "least" that of the members that have any.
-      title: The title of its column; "" if it has none.
+      scaled_by: The power of two that multiplies the packed float32: "range" combines those of the range of squares and
+        of the leaf, "leaf" is that of the leaf; "" for counts and numbers without a unit.
+      joined_by: How the values of the members of a `vmap` are joined: "norm" is the root of the sum of squares,
+        "least" the least value of members with any non-zero leaf.
+      title: The title of its column; "" without a column.
       rollup: How its column combines the values of the leaves of a subtree.
       help: The help text of its column.
       counts_nonfinite: Whether it counts NaN or infinities.
-      n_bins: How many numbers a leaf has; 0 for a single number.
+      n_bins: The number of values per leaf; 0 for a single value.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Statistic:
         return (n_leaves, self.n_bins) if self.n_bins else (n_leaves,)
 
     def join_members(self, values: np.ndarray, axis: int) -> np.ndarray:
-        """Join the values of all members of an ensemble into one; a count of -1 is a leaf without numbers."""
+        """Join the values of all members of an ensemble into one; a count of -1 marks a leaf without numbers."""
         if self.joined_by == "norm":
             return np.sqrt(np.sum(np.square(values), axis=axis))
         if self.joined_by == "max":
@@ -87,8 +87,8 @@ class Statistic:
         return np.where((values < 0).all(axis=axis), -1, np.maximum(values, 0).sum(axis=axis))
 
 
-def _count(name: str, measured_in, share: int, title: str, help: str, **more) -> Statistic:
-    return Statistic(name, measured_in, share, True, title=title, help=f"how many numbers are {help}", **more)
+def _count(name: str, measured_in, share: int, title: str, help: str, **options) -> Statistic:
+    return Statistic(name, measured_in, share, True, title=title, help=f"how many numbers are {help}", **options)
 
 
 # In the order of their words in a packed row, and of their columns.
@@ -110,22 +110,22 @@ STATISTICS = {
         _count("posinf", "full", 4, "+Inf", "+Inf", counts_nonfinite=True),
         _count("neginf", "full", 4, "-Inf", "-Inf", counts_nonfinite=True),
         Statistic("histogram", "histogram", 18, is_count=True, n_bins=N_BINS),
-        Statistic("least", "", 6, joined_by="least"),  # norm in a member of an ensemble
-        Statistic("cosine", "", 6, joined_by="mean"),  # with the gradients of the last step, where these are given
+        Statistic("least", "", 6, joined_by="least"),  # least norm among the members of an ensemble
+        Statistic("cosine", "", 6, joined_by="mean"),  # with the gradients of the previous step, if given
     )
 }  # fmt: skip
 TOTAL_SHARES = sum(statistic.share for statistic in STATISTICS.values())
 
 LIGHT = tuple(s.name for s in STATISTICS.values() if s.measured_in == "light")
-"""Statistics that are cheap enough for every step: "norm", "max_abs" and "nonfinite", 16 bytes a leaf."""
+"""Statistics that are cheap enough for every step: "norm", "max_abs" and "nonfinite", 16 bytes per leaf."""
 FULL = (*LIGHT, *(s.name for s in STATISTICS.values() if s.measured_in == "full"))
-"""`LIGHT` with "mean", "zeros", "nan", "posinf" and "neginf": 36 bytes a leaf, and a second pass over the numbers."""
+"""`LIGHT` with "mean", "zeros", "nan", "posinf" and "neginf": 36 bytes per leaf, and a second pass over the values."""
 HISTOGRAM = (*FULL, *(s.name for s in STATISTICS.values() if s.measured_in == "histogram"))
-"""`FULL` with "histogram", the count of each power of two: 292 bytes a leaf, and some more passes."""
+"""`FULL` with "histogram", the count of each power of two: 292 bytes per leaf, and some more passes."""
 
 
 def check_statistics(statistics: Sequence[str]) -> tuple[str, ...]:
-    """The statistics as a tuple.
+    """Return the statistics as a tuple.
 
     Raises:
       ValueError: `measure` does not know one of them.
@@ -137,18 +137,18 @@ def check_statistics(statistics: Sequence[str]) -> tuple[str, ...]:
 
 
 def rms_of(norm: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The root mean square, which follows from the norm: float64[..., leaves]."""
+    """Compute the root mean square from the norm: float64[..., leaves]."""
     return norm / np.sqrt(np.maximum(np.asarray(sizes, np.float64), 1))
 
 
 # A packed row is uint32[n_words]. The first word encodes the power of two that multiplies the floats of the row;
-# the others are the bits of float32 or uint32, one for each statistic in the order asked for.
-NO_NUMBER = 0x80000000  # the first word of a leaf that holds no real or complex number
+# the others are the bits of float32 or uint32, one per statistic in the requested order.
+NO_NUMBER = 0x80000000  # the first word of a leaf without real or complex numbers
 RANGE_AT, EXPONENT_ZERO = 16, 1 << 14  # bits 16 and 17: the range, bits 0 to 15: the exponent of float64 values
 
-# Squares are summed in three ranges, so that none is too large or too small for float32: J. L. Blue, "A Portable
+# Squares are summed in three ranges, so that none overflows or underflows float32: J. L. Blue, "A Portable
 # Fortran Program to Find the Euclidean Norm of a Vector", ACM TOMS 4 (1978). A power of two changes no digit.
-USUAL, HUGE = 1, 2  # tiny ones: 0
+USUAL, HUGE = 1, 2  # tiny is 0
 SHIFT = 80  # tiny numbers are squared as x * 2**80, huge ones as x * 2**-80
 
 
@@ -164,20 +164,20 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
         unpack(packed, measurement.statistics_of("grads"))["norm"]    # float64[leaves]
 
     Statistics ignore NaN and infinities; those are counted separately. A leaf without numbers has NaN for floats and
-    -1 for counts. XLA takes numbers below 1.2e-38 for zero on the CPU: the norm of a leaf that has no larger ones is
-    given as its "max_abs", which is exact and a lower bound of the norm.
+    -1 for counts. On the CPU, XLA flushes numbers below 1.2e-38 to zero: if a leaf has no larger ones, its norm is
+    replaced by "max_abs", which is exact and a lower bound of the norm.
 
     Args:
-      packed: uint32[..., leaves, words], as `Measurement.packed` has them.
-      statistics: Which statistics the rows hold, in order.
-      sizes: The sizes of the leaves; with them the result has "rms" too.
+      packed: uint32[..., leaves, words], as in `Measurement.packed`.
+      statistics: The statistics in the rows, in order.
+      sizes: The sizes of the leaves; adds "rms" to the result.
 
     Returns:
       "norm", "max_abs", "mean", "cosine", "rms": float64[..., leaves]; "nonfinite", "zeros", "nan", "posinf",
       "neginf": int64[..., leaves]; "histogram": int64[..., leaves, 64], bin i counts 2**(i-40) <= |x| < 2**(i-39).
 
     Raises:
-      ValueError: The rows are longer or shorter than these statistics need.
+      ValueError: The length of the rows does not match the statistics.
     """
     packed = np.ascontiguousarray(packed, np.uint32)
     if packed.shape[-1] != n_words(statistics):
@@ -185,24 +185,24 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
             f"unpack: rows of {packed.shape[-1]} words, but {n_words(statistics)} for {tuple(statistics)}."
         )
     first = packed[..., 0]
-    is_nothing = first == NO_NUMBER
+    is_empty = first == NO_NUMBER
     exponent = (first & 0xFFFF).astype(np.int64) - EXPONENT_ZERO
     exponents = {"leaf": exponent, "range": SHIFT * ((first >> RANGE_AT & 3).astype(np.int64) - USUAL) + exponent}
     numbers: dict[str, np.ndarray] = {}
-    at = 1
+    offset = 1
     for statistic in (STATISTICS[name] for name in statistics):
-        bits = packed[..., at : at + statistic.n_bins] if statistic.n_bins else packed[..., at]
-        at += statistic.n_bins or 1
+        bits = packed[..., offset : offset + statistic.n_bins] if statistic.n_bins else packed[..., offset]
+        offset += statistic.n_bins or 1
         if statistic.is_count:
-            is_none = is_nothing[..., None] if statistic.n_bins else is_nothing
-            numbers[statistic.name] = np.where(is_none, -1, bits.astype(np.int64))
+            is_missing = is_empty[..., None] if statistic.n_bins else is_empty
+            numbers[statistic.name] = np.where(is_missing, -1, bits.astype(np.int64))
             continue
         value = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
         if statistic.name == "norm":
             value = np.sqrt(value)  # its word is the sum of squares
         if statistic.scaled_by:
             value = np.ldexp(value, exponents[statistic.scaled_by])
-        numbers[statistic.name] = np.where(is_nothing, np.nan, value)
+        numbers[statistic.name] = np.where(is_empty, np.nan, value)
     if {"norm", "max_abs"} <= numbers.keys():  # XLA may flush denormal squares to zero
         numbers["norm"] = np.maximum(numbers["norm"], numbers["max_abs"])
     if sizes is not None and "norm" in numbers:
@@ -215,7 +215,7 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
 _BESIDE = ("params", "updates", "received")  # measured together with gradients
 _KINDS = ("grads", *_BESIDE)
 RESULT_KINDS = ("loss", "scalar", "parameter", "other")
-"""Of the results of a step: "scalar" stands for the loss where that is not known."""
+"""The kinds of a step's results; "scalar" stands for the loss if that is unknown."""
 
 
 def kind_of(name: str) -> str:
@@ -225,38 +225,38 @@ def kind_of(name: str) -> str:
 
 
 def is_beside(name: str) -> bool:
-    """Whether a tree goes with a tree of gradients: parameters, updates, and what the optimizer receives."""
+    """Whether a tree accompanies gradients: parameters, updates, or the gradients that the optimizer receives."""
     return kind_of(name) in _BESIDE
 
 
 def name_of_tap(name: str) -> str:
-    """The name of a tapped tree: "tap grads" where the user's is that of a gradient, of parameters or of updates."""
+    """The name of a tapped tree: "tap grads" if the user's name is reserved for gradients, parameters or results."""
     return f"tap {name}" if kind_of(name) or result_kind(name) else name
 
 
 def name_of_result(kind: str) -> str:
-    """The name of the results of a kind: "loss result"."""
+    """The tree name of the results of a kind: "loss result"."""
     return f"{kind} result"
 
 
 def result_kind(name: str) -> str:
-    """The kind of the results that a tree holds, one of `RESULT_KINDS`, or "unchanged"; "" for any other tree."""
+    """The kind of results in a tree, one of `RESULT_KINDS`, or "unchanged"; "" for any other tree."""
     kind, _, rest = name.partition(" ")
     return kind if kind in (*RESULT_KINDS, "unchanged") and rest.split(" ")[0] == "result" else ""
 
 
 def sibling_name(name: str, kind: str) -> str:
-    """The name of the tree of another kind in the same step: "grads of critic" gives "params of critic".
+    """Return the name of the tree of another kind in the same step: "params of critic" for "grads of critic".
 
-    Micro-batches ("grads #2") share one tree of parameters and one of updates. A name that the user chose gives the
-    kind itself: the step is assumed to have one such tree.
+    Micro-batches ("grads #2") share one tree of parameters and one of updates. For a name that the user chose, it is
+    the kind itself: the step is assumed to have one such tree.
     """
-    mine = kind_of(name)
-    return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(mine)) if mine else kind
+    own_kind = kind_of(name)
+    return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(own_kind)) if own_kind else kind
 
 
 def title_of(name: str) -> str:
-    """What a column of a tree is called: "grads of critic since step 9" are "grads", as the headline says of what."""
+    """The title of a tree's columns: "grads" for "grads of critic since step 9", since the headline names the rest."""
     name = section_of(name)[0]
     return name.split(" of ")[0] if kind_of(name) else name
 
@@ -267,19 +267,19 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 
 def section_of(name: str) -> tuple[str, str]:
-    """The name of a tree without its section, and the section: "grads" and " since step 12", or "grads" and ""."""
+    """Split the name of a tree into tree and section: "grads" and " since step 12", or "grads" and ""."""
     section = re.search(r"( since step \d+( again)*)?$", name)
     assert section is not None
     return name[: section.start()], section.group()
 
 
-# The exception that ends a training run.
+# Stopping a run
 
 
 class StopTraining(Exception):
     """A finding of a kind in `GradientInspector(raise_on=...)` ended the run. The message is the finding.
 
-    Of a watched step it is the only exception of the inspector that reaches the loop; all others become warnings.
+    It is the inspector's only exception that reaches the loop of a watched step; all others become warnings.
 
         inspector = tv.GradientInspector(raise_on={"nonfinite"})
         update = inspector.watch(update)
@@ -291,14 +291,14 @@ class StopTraining(Exception):
     """
 
 
-# What is measured of a tree: its leaves, and in place of an array that holds all layers of a model, each layer.
+# The measured leaves of a tree: an array that stacks the layers of a model is measured layer by layer.
 
-Axes = tuple[int | None, ...]  # of the layers of each leaf; None: it is no stack
-WhyNot = Callable[[int, int], str]  # why the layers along an axis of a leaf cannot be told apart; "" if they can
+Axes = tuple[int | None, ...]  # the layer axis of each leaf; None if it is not a stack
+WhyNot = Callable[[int, int], str]  # why the layers along an axis of a leaf cannot be separated; "" if they can
 
 
 def nothing_against(leaf: int, axis: int) -> str:
-    """The `WhyNot` by which all layers can be told apart."""
+    """The `WhyNot` for layers that can all be separated."""
     return ""
 
 
@@ -307,17 +307,16 @@ class MeasuredTree(NamedTuple):
 
     Attributes:
       name: "grads", "params", "updates", or a name that the user chose.
-      paths: The key path of each leaf in JAX's order, as `jax.tree_util.keystr` writes it (but right for namedtuples).
+      paths: The key path of each leaf in JAX's order, like `jax.tree_util.keystr` but correct for namedtuples.
       sizes: The number of elements of each leaf.
       dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
       has_number: Whether the leaf is measured: a real or complex array with at least one element.
-      shapes: "768,2304", "" for a scalar; an empty tuple where shapes are not known, as in files of older versions.
-      stacks: For an entry that is a layer of an array, the shape of the whole array: "*12,768,768", where * is before
-        the number of layers; "" for a leaf; an empty tuple if all are leaves.
-      cut_off: Whether the step itself shows that the gradient is zero, whatever the numbers are; an empty tuple if it
-        shows it of none.
-      unscaled: Whether it is the gradient of a scaled loss, which the step divides by a scale that is no constant; an
-        empty tuple if none is.
+      shapes: "768,2304", "" for a scalar; empty if shapes are unknown, as in files of older versions.
+      stacks: For a layer of an array, the shape of the whole array, with * before the number of layers:
+        "*12,768,768"; "" for a leaf; empty if all are leaves.
+      cut_off: Whether the gradient is zero for all inputs, as the step's program shows; empty if none is.
+      unscaled: Whether it is the gradient of a loss with a dynamic scale, by which the step divides it; empty if none
+        is.
     """
 
     name: str
@@ -332,11 +331,11 @@ class MeasuredTree(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A leaf as JAX has it.
+    """A leaf of JAX's tree.
 
     Attributes:
-      first, n: Its first entry in the measured tree, and how many it has.
-      axis: Of the layers; None: it is no stack.
+      first, n: Its first entry in the measured tree, and its number of entries.
+      axis: The layer axis; None if it is not a stack.
     """
 
     path: str
@@ -348,29 +347,29 @@ class Whole(NamedTuple):
 
 
 class Parts:
-    """Of which rows each entry of a tree is joined, where several devices have parts of its arrays.
+    """Joins each entry of a tree from the rows of several devices that hold parts of its arrays.
 
     Args:
-      entries: For each entry, its row on a device, and the devices that have different parts of it.
+      entries: For each entry, its row on a device, and the devices that hold different parts of it.
     """
 
     def __init__(self, entries: Sequence[tuple[int, Sequence[int]]]) -> None:
         self._n, self._groups = len(entries), []
         for n_devices in {len(devices) for _, devices in entries}:
-            alike = [i for i, (_, devices) in enumerate(entries) if len(devices) == n_devices]
-            rows = np.array([entries[i][0] for i in alike])[:, None]
-            self._groups.append((alike, rows, np.array([entries[i][1] for i in alike])))
+            group = [i for i, (_, devices) in enumerate(entries) if len(devices) == n_devices]
+            rows = np.array([entries[i][0] for i in group])[:, None]
+            self._groups.append((group, rows, np.array([entries[i][1] for i in group])))
 
     def joined(self, join: Callable[..., np.ndarray], values: np.ndarray) -> np.ndarray:
-        """[a, b, entries, …] of values[a, b, devices, rows, …]."""
-        found = np.empty((*values.shape[:2], self._n, *values.shape[4:]), values.dtype)
+        """Join values[a, b, devices, rows, …] to [a, b, entries, …]."""
+        result = np.empty((*values.shape[:2], self._n, *values.shape[4:]), values.dtype)
         for entries, rows, devices in self._groups:
-            found[:, :, entries] = join(values[:, :, devices, rows], axis=3)
-        return found
+            result[:, :, entries] = join(values[:, :, devices, rows], axis=3)
+        return result
 
 
 def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
-    """The axis of each leaf that the user's globs match, and the globs that match none."""
+    """Return the layer axis of each leaf that the user's globs match, and the globs that match no leaf."""
     axes: list[int | None] = [None] * len(source.paths)
     if not stacked:
         return tuple(axes), []
@@ -392,25 +391,28 @@ def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
 def openable(
     source: MeasuredTree, told: Axes, scanned: Axes = (), why_not: WhyNot = nothing_against
 ) -> tuple[Axes, list[str]]:
-    """The axis of the layers of each leaf that can be opened, empty if none can; and why others are measured as one.
+    """Return the layer axis of each leaf that can be split into layers, and why other stacks cannot.
 
     Args:
-      told: The axes that the user's globs name.
-      scanned: Those of leaves over which the step scans; what is told comes first.
+      told: The axes that the user's globs name; they take precedence.
+      scanned: The axes of leaves over which the step scans.
+
+    Returns:
+      The axes, empty if no leaf can be split; and notes.
     """
-    axes, notes, room = [], [], MOST_MEASURED
-    seen = scanned or (None,) * len(told)
-    for leaf, (axis, has, shape) in enumerate(zip(told, source.has_number, source.shapes, strict=True)):
-        most, axis = (MOST_SCANNED, seen[leaf]) if axis is None else (MOST_LAYERS, axis)
-        n = shape_of(shape)[axis] if has and axis is not None and axis < len(shape_of(shape)) else 0
-        why = why_not(leaf, axis) if n and axis is not None else ""
-        if n > min(most, room):
-            is_long = f"{n:,} are more than {MOST_SCANNED:,}; stacked= with its path measures each"
-            why = why or (is_long if n <= min(MOST_LAYERS, room) else TOO_MANY.format(n))
-        is_open = n and not why
-        room -= n if is_open else 0
+    axes, notes, n_left = [], [], MOST_MEASURED
+    scanned_axes = scanned or (None,) * len(told)
+    for leaf, (axis, is_measured, shape) in enumerate(zip(told, source.has_number, source.shapes, strict=True)):
+        most, axis = (MOST_SCANNED, scanned_axes[leaf]) if axis is None else (MOST_LAYERS, axis)
+        n = shape_of(shape)[axis] if is_measured and axis is not None and axis < len(shape_of(shape)) else 0
+        reason = why_not(leaf, axis) if n and axis is not None else ""
+        if n > min(most, n_left):
+            limit_note = f"{n:,} are more than {MOST_SCANNED:,}; stacked= with its path measures each"
+            reason = reason or (limit_note if n <= min(MOST_LAYERS, n_left) else TOO_MANY.format(n))
+        is_open = n and not reason
+        n_left -= n if is_open else 0
         axes.append(axis if is_open else None)
-        notes += [f"{source.paths[leaf]}: its layers are measured as one array: {why}."] if why else []
+        notes += [f"{source.paths[leaf]}: its layers are measured as one array: {reason}."] if reason else []
     return tuple(axes) if any(axis is not None for axis in axes) else (), notes
 
 
@@ -419,14 +421,14 @@ def _can_open(shape: Sequence[int], axis: int) -> bool:
 
 
 def with_dtypes(source: MeasuredTree, values: Sequence[Any]) -> MeasuredTree:
-    """The same tree with the dtypes of the values of its measured leaves."""
-    dtypes = iter([str(x.dtype) for x in values])
-    known = zip(source.has_number, source.dtypes, strict=True)
-    return source._replace(dtypes=tuple(next(dtypes) if has else dtype for has, dtype in known))
+    """Return the tree with the dtypes of the values of its measured leaves."""
+    dtypes = iter([str(value.dtype) for value in values])
+    entries = zip(source.has_number, source.dtypes, strict=True)
+    return source._replace(dtypes=tuple(next(dtypes) if is_measured else dtype for is_measured, dtype in entries))
 
 
 def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
-    """The same tree with an entry for each layer of the leaves with an axis."""
+    """Return the tree with an entry per layer for each leaf with an axis."""
     if not any(axis is not None for axis in axes):
         return source
     fields = []
@@ -436,7 +438,10 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
             fields.append((path, size, dtype, has_number, shape, "", *flags))
             continue
         sizes = shape.split(",")
-        n, whole = int(sizes.pop(axis)), ",".join(["*" * (i == axis) + each for i, each in enumerate(shape.split(","))])
+        n, whole = (
+            int(sizes.pop(axis)),
+            ",".join(["*" * (i == axis) + dimension for i, dimension in enumerate(shape.split(","))]),
+        )
         layer = size // n, dtype, has_number, ",".join(sizes), whole, *flags
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
     opened = type(source)(source.name, *zip(*fields, strict=True))
@@ -445,7 +450,7 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
 
 
 def wholes(source: MeasuredTree) -> Iterator[Whole]:
-    """The leaves of a measured tree as JAX has them.
+    """Yield the leaves of a measured tree as in JAX's tree.
 
     Raises:
       ValueError: The entries of a stack do not belong together.
@@ -455,7 +460,7 @@ def wholes(source: MeasuredTree) -> Iterator[Whole]:
         path, shape = source.paths[entry], shape_of(source.shapes[entry]) if source.shapes else None
         whole, n, axis = source.stacks[entry] if source.stacks else "", 1, None
         if whole:
-            axis = [each[:1] for each in whole.split(",")].index("*")
+            axis = [dimension[:1] for dimension in whole.split(",")].index("*")
             shape = shape_of(whole.replace("*", ""))
             n, index = shape[axis], index_text(axis, 0)
             if (
@@ -475,15 +480,15 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def layer_by_layer(paths: Sequence[str], source: MeasuredTree) -> tuple[str, ...]:
-    """The paths of the entries in `source`, of leaves in the order of their use: stacks are used layer by layer.
+    """Return the paths of the entries in `source` in the order of use; stacks are used layer by layer.
 
     Args:
-      paths: Of the leaves as JAX has them.
+      paths: The paths of the leaves in JAX's tree, in the order of use.
     """
-    known = {whole.path: whole for whole in wholes(source)}
-    used = (known[path] for path in paths if path in known)
+    leaves = {whole.path: whole for whole in wholes(source)}
+    used = (leaves[path] for path in paths if path in leaves)
     ordered: list[str] = []
-    for n, alike in groupby(used, key=attrgetter("n")):
-        together = list(alike)
-        ordered += [source.paths[whole.first + i] for i in range(n) for whole in together]
+    for n, group in groupby(used, key=attrgetter("n")):
+        stacks = list(group)
+        ordered += [source.paths[whole.first + i] for i in range(n) for whole in stacks]
     return tuple(ordered)

@@ -62,9 +62,8 @@ def test_a_run_that_would_have_been_stopped_warns_of_it(run):
 
 def test_what_an_inspector_has_left_is_told_before_the_next_begins(run):
     found = []
-    at_the_end._on_owner_freed(
-        run(on_finding=found.append)._recorder
-    )  # as the garbage collector calls it, sooner or later
+    recorder = run(on_finding=found.append)._recorder
+    at_the_end._on_owner_freed(recorder)  # as the garbage collector calls it, sooner or later
     assert found == []
     tv.GradientInspector(on_finding=print)
     assert [(each.kind, each.first) for each in found] == [("nonfinite", 4)]

@@ -57,7 +57,7 @@ from treeviz.steps.statistics import wholes
 from treeviz.tree.files.entries import parse_json
 from treeviz.tree.text import printable, visible
 
-# The records of a journal: one for each step, each with its own check sum.
+# The records of a journal: one per step, each with its own checksum
 
 _LENGTHS, _SUM = struct.Struct("<II"), struct.Struct("<I")
 
@@ -67,11 +67,11 @@ def first_line(history: History) -> bytes:
 
 
 def encode(n: int, step: int, record: Record | ScalarRow) -> bytes:
-    """The record of a step, or of scalars; `n` records were appended before it."""
+    """Encode the record of a step or of scalars, after `n` earlier records."""
     fields: dict[str, Any] = {"n": n, "step": int(step)}
     body = b""
     if isinstance(record, ScalarRow):
-        fields["scalars"] = {name: of.tolist() for name, of in record.values.items()}
+        fields["scalars"] = {name: values.tolist() for name, values in record.values.items()}
         fields["batch"] = None if record.batch is None else batch_fields(record.batch)
     else:
         fields["arrays"] = [[source, statistic] for source, statistic, _ in record]
@@ -82,19 +82,19 @@ def encode(n: int, step: int, record: Record | ScalarRow) -> bytes:
 
 
 def replay(history: History, journal: Path) -> None:
-    """Add the steps of a journal that belongs to this history, until its end or a damaged record."""
+    """Add the steps of this history's journal, until its end or a damaged record."""
     with open(journal, "rb") as file:
         n_left = os.fstat(file.fileno()).st_size
         line = file.readline(200)
         if line != first_line(history):
             return
         n_left -= len(line)
-        while (lengths := file.read(_LENGTHS.size)) and (whole := _whole_record(file, lengths, n_left)):
-            n_left -= len(whole)
+        while (lengths := file.read(_LENGTHS.size)) and (record := _whole_record(file, lengths, n_left)):
+            n_left -= len(record)
             try:
-                _add(history, whole)
-            except Exception:  # the sum is right and the content is not: of a newer version, or made up
-                n_left += len(whole)
+                _add(history, record)
+            except Exception:  # the checksum is right but the content is not: a newer version, or crafted
+                n_left += len(record)
                 break
     if n_left:
         history.damage = (
@@ -103,55 +103,55 @@ def replay(history: History, journal: Path) -> None:
 
 
 def _whole_record(file, lengths: bytes, n_left: int) -> bytes:
-    """The record that begins with `lengths`; b"" if it is cut or damaged."""
+    """Return the record that begins with `lengths`; b"" if it is truncated or damaged."""
     if len(lengths) < _LENGTHS.size or _LENGTHS.size + sum(_LENGTHS.unpack(lengths)) + _SUM.size > n_left:
-        return b""  # before reading: a damaged length would take gigabytes
-    whole = lengths + file.read(sum(_LENGTHS.unpack(lengths)) + _SUM.size)
-    (check_sum,) = _SUM.unpack_from(whole, len(whole) - _SUM.size)
-    return whole if zlib.crc32(memoryview(whole)[: -_SUM.size]) == check_sum else b""
+        return b""  # checked before reading, since a damaged length could ask for gigabytes
+    record = lengths + file.read(sum(_LENGTHS.unpack(lengths)) + _SUM.size)
+    (check_sum,) = _SUM.unpack_from(record, len(record) - _SUM.size)
+    return record if zlib.crc32(memoryview(record)[: -_SUM.size]) == check_sum else b""
 
 
-def _add(history: History, whole: bytes) -> None:
-    n_head, n_body = _LENGTHS.unpack_from(whole)
+def _add(history: History, record: bytes) -> None:
+    n_head, n_body = _LENGTHS.unpack_from(record)
     begin = _LENGTHS.size + n_head
-    head = json.loads(whole[_LENGTHS.size : begin])
+    head = json.loads(record[_LENGTHS.size : begin])
     if head["n"] > history.n_records:
         raise ValueError("there is a gap")
     if head["n"] < history.n_records:
-        return  # the history has it already
+        return  # the history already has it
     if "scalars" in head:
         history.append_scalars([_row(head)])
     else:
-        history.add([int(head["step"])], list(_arrays(history, head["arrays"], whole[begin : begin + n_body])))
+        history.add([int(head["step"])], list(_arrays(history, head["arrays"], record[begin : begin + n_body])))
 
 
 def _row(head: dict[str, Any]) -> ScalarRow:
-    named = [*head["scalars"].items()][:MOST_NAMES]
-    values = {printable(name): np.array(of, np.float64).reshape(-1) for name, of in named}
+    names_and_values = [*head["scalars"].items()][:MOST_NAMES]
+    values = {printable(name): np.array(numbers, np.float64).reshape(-1) for name, numbers in names_and_values}
     return ScalarRow(int(head["step"]), values, None if head["batch"] is None else batch_of(head["batch"]))
 
 
 def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
-    at = 0
+    offset = 0
     for source, statistic in names:
         shape, dtype = history.kind_of(source, statistic)
         n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
-        values = np.frombuffer(body[at : at + n_bytes], np.dtype(dtype).newbyteorder("<"))
+        values = np.frombuffer(body[offset : offset + n_bytes], np.dtype(dtype).newbyteorder("<"))
         yield source, statistic, values.reshape(1, *shape)
-        at += n_bytes
+        offset += n_bytes
 
 
 FORMAT, VERSION = "treeviz-history", 1
 _ARRAYS = ("exact_steps", "exact", "bucket_steps", "buckets")
 _MOST_HEADER = 1 << 28  # bytes
 _MOST_ALWAYS = 1 << 27  # bytes that a small file may inflate to
-_MOST_PACKED = 100  # times; nothing but zeros is a thousandth
+_MOST_PACKED = 100  # the largest compression ratio; zeros alone reach 1,000
 
 
 def save(history: History, path: str | os.PathLike) -> None:
     """Write a history to one file, atomically.
 
-    The records of a journal of this file are dropped, since the file contains them.
+    Clears this file's journal, since the file contains its records.
     """
     path = Path(path)
     write(history, path)
@@ -160,7 +160,7 @@ def save(history: History, path: str | os.PathLike) -> None:
 
 
 def write(history: History, path: Path) -> None:
-    """Write a history to one file, atomically, and leave its journal as it is."""
+    """Write a history to one file, atomically, without changing its journal."""
     history.finish()
     header = header_of(history)
     tracks = (*history.tracks.values(), *history.scalars.tracks.values())
@@ -182,7 +182,7 @@ def write(history: History, path: Path) -> None:
 
 
 def header_of(history: History) -> dict[str, Any]:
-    """All but the arrays, as JSON."""
+    """Everything except the arrays, as JSON."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -202,16 +202,16 @@ def header_of(history: History) -> dict[str, Any]:
 
 def _orders(history: History) -> dict[str, list[int]]:
     """The leaves of each source in the order in which the step uses them."""
-    known = {name: {path: i for i, path in enumerate(of.paths)} for name, of in history.sources.items()}
+    leaf_indices = {name: {path: i for i, path in enumerate(source.paths)} for name, source in history.sources.items()}
     return {
-        name: [known[name][path] for path in paths if path in known[name]]
+        name: [leaf_indices[name][path] for path in paths if path in leaf_indices[name]]
         for name, paths in history.forward.items()
-        if name in known
+        if name in leaf_indices
     }
 
 
 def _fields(source: MeasuredTree) -> dict[str, Any]:
-    """Its fields by name, without the last ones that it does not have, so that older versions read it."""
+    """The fields of a source by name, without trailing empty ones, so that older versions can read them."""
     kept = len(source)
     while not source[kept - 1] and kept > source._fields.index("stacks"):
         kept -= 1
@@ -219,7 +219,7 @@ def _fields(source: MeasuredTree) -> dict[str, Any]:
 
 
 class _NewArchive(zipfile.ZipFile):
-    """An archive that is closed when it is complete: else an error of zipfile would hide a Ctrl-C."""
+    """An archive that is closed only when complete; otherwise an error of zipfile would hide a Ctrl-C."""
 
     def __exit__(self, kind, *_: object) -> None:
         if kind is None:
@@ -230,20 +230,22 @@ class _NewArchive(zipfile.ZipFile):
 
 
 def load(path: str | os.PathLike) -> History:
-    """Read what `save` or `keep` wrote.
+    """Read a history that `save` or `keep` wrote.
 
     Raises:
-      OSError: There is no such file, or it may not be read.
-      ValueError: The file is no history, is damaged, or has a newer format.
+      OSError: The file does not exist or cannot be opened.
+      ValueError: The file is not a history, is damaged, or has a newer format.
     """
     path = Path(path)
     with open(path, "rb") as file:
         try:
             history = _history_in(file)
         except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
-            why = visible(str(error), 300) or type(error).__name__
-            shown = visible(str(path), 1000)
-            raise ValueError(f"load: {shown} is no history that this version of treeviz can read: {why}") from error
+            reason = visible(str(error), 300) or type(error).__name__
+            shown_path = visible(str(path), 1000)
+            raise ValueError(
+                f"load: {shown_path} is no history that this version of treeviz can read: {reason}"
+            ) from error
     journal = journal_of(path)
     if journal.is_file():
         replay(history, journal)
@@ -251,7 +253,7 @@ def load(path: str | os.PathLike) -> History:
 
 
 def run_in(path: Path) -> str:
-    """The identifier of the run in a file; empty if it is no history. Takes well below a millisecond."""
+    """Return the identifier of the run in a file; empty if it is not a history. Takes well below a millisecond."""
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             return str(_header(archive)["run"])
@@ -266,7 +268,7 @@ def journal_of(path: str | os.PathLike) -> Path:
 def _history_in(file: BinaryIO) -> History:
     with zipfile.ZipFile(file) as archive:
         n_bytes, n_packed = (
-            sum(getattr(each, of) for each in archive.infolist()) for of in ("file_size", "compress_size")
+            sum(getattr(member, size) for member in archive.infolist()) for size in ("file_size", "compress_size")
         )
         if n_bytes > max(_MOST_ALWAYS, _MOST_PACKED * n_packed):
             raise ValueError(f"it would take {n_bytes:,} bytes of memory, and the file has {n_packed:,}")
@@ -274,7 +276,7 @@ def _history_in(file: BinaryIO) -> History:
         n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
         n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES) + (1 << 16) * len(
             tracks
-        )  # of bytes; more is no history
+        )  # bytes; a history has no more
         for i, (track, bucket_width) in enumerate(tracks):
             arrays = []
             for name in _ARRAYS:
@@ -286,13 +288,16 @@ def _history_in(file: BinaryIO) -> History:
 
 
 def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]]:
-    """The history of `header_of`, and its tracks, which are empty, with the widths of their buckets."""
+    """Return the history of a header, and its tracks, still empty, with the widths of their buckets."""
     history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
     history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
     history.name = printable(str(header.get("name", "")))
     tracks = [
-        (history.new_track(printable(of["source"]), of["statistic"]), int(of["bucket_width"]))
-        for of in header["tracks"]
+        (
+            history.new_track(printable(track_fields["source"]), track_fields["statistic"]),
+            int(track_fields["bucket_width"]),
+        )
+        for track_fields in header["tracks"]
     ]
     for name, order in header.get("forward", {}).items():
         paths = history.sources[printable(str(name))].paths
@@ -312,24 +317,24 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
-    for name, *of_leaves in (list(source.values()) for source in fields):
-        source = MeasuredTree(str(name), *map(tuple, of_leaves))
-        is_whole = len({len(values) for values in source[1:5]}) == 1
-        is_whole &= {len(source.cut_off), len(source.unscaled)} <= {0, len(source.paths)}
+    for name, *leaf_fields in (list(source.values()) for source in fields):
+        source = MeasuredTree(str(name), *map(tuple, leaf_fields))
+        is_consistent = len({len(values) for values in source[1:5]}) == 1
+        is_consistent &= {len(source.cut_off), len(source.unscaled)} <= {0, len(source.paths)}
         for values, kind in zip(source[1:], (str, int, str, int, str, str, int, int), strict=True):
-            is_whole &= all(isinstance(value, kind) for value in values)
-        if not is_whole:
+            is_consistent &= all(isinstance(value, kind) for value in values)
+        if not is_consistent:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")
         texts: dict[str, Any] = {
             field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes", "stacks")
         }
         source = source._replace(name=printable(source.name), **texts)
-        list(wholes(source))  # raises if they are no layers
+        list(wholes(source))  # raises if the layers are inconsistent
         yield source
 
 
 def _content(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """What a member contains, if that is at most `most` bytes."""
+    """Return the content of a member, if it has at most `most` bytes."""
     member = archive.getinfo(name)
     if member.file_size > most or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} has {member.file_size:,} bytes in compression {member.compress_type}")
@@ -338,7 +343,7 @@ def _content(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """The array in a .npy file. Allocates nothing for a shape that the data does not have."""
+    """Return the array in a .npy file. Allocates no memory for a shape larger than the data."""
     file = io.BytesIO(data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("an array has another format")
@@ -348,23 +353,22 @@ def _array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
 
 
-# The file that follows a run: it is written once the numbers are in memory, and its troubles do not reach the run.
+# The file of a running run: written after the numbers are in memory; its errors do not reach the run
 
-LOOK_EVERY_S = 1.0  # whether the files are still there
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # until it is tried again
-SHARE = 0.02  # of the time, for attempts that fail
+CHECK_EVERY_S = 1.0  # between checks that the files still exist
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # until the next attempt
+SHARE = 0.02  # of wall time, for failing attempts
 _logger = logging.getLogger("treeviz")
 
 
 def keep(history: History, path: str | os.PathLike, *, clock: Callable[[], float] = time.monotonic) -> Path:
-    """Write the history to a file, and from now on every step once it is appended, so that a crash loses none.
+    """Write the history to a file, and from now on every appended step, so that a crash loses none.
 
-    The file is `path` together with `path.journal`, which is merged into it when it has grown, and by
+    The file is `path` together with `path.journal`, which is merged into it when it grows, and by
     `save(history, path)`. `load(path)` reads both.
 
     Returns:
-      The path of the file: another one ("run-2.treeviz") if there is a file at `path` that this history does not
-      continue.
+      The path of the file: a new one ("run-2.treeviz") if `path` is a file that this history does not continue.
 
     Raises:
       OSError: The file cannot be written.
@@ -377,14 +381,14 @@ def keep(history: History, path: str | os.PathLike, *, clock: Callable[[], float
 
 
 class Journal:
-    """Appends each step to a file, and writes the whole history again when that exceeds the history's memory.
+    """Appends each step to a file, and rewrites the whole history when the file exceeds the history's memory.
 
-    If the disk is full or the file is gone, one warning is logged, and the whole history is written again later, so
-    that nothing is lost but by a crash in between.
+    If the disk is full or the file is gone, one warning is logged, and the whole history is rewritten later, so that
+    only a crash in between loses steps.
 
     Attributes:
-      path: Where the history is.
-      trouble: Why it lacks steps; empty if it has all.
+      path: The file of the history.
+      trouble: Why the file lacks steps; empty if it has all.
 
     Args:
       clock: In seconds.
@@ -401,21 +405,21 @@ class Journal:
         self._take(history, Path(path))
 
     def write(self, history: History, step: int, record: Record | ScalarRow) -> None:
-        """Write the step, or the scalars, that were appended last. Errors of the disk are logged, and raise nothing."""
-        if os.getpid() == self._process:  # else a forked child: the file belongs to the parent
+        """Write the newest step or scalars. Disk errors are logged, not raised."""
+        if os.getpid() == self._process:  # in a forked process, the file belongs to the parent
             self._attempt(self._append, history, lambda: encode(history.n_records - 1, step, record))
 
     def catch_up(self, history: History, *, now: bool = False) -> None:
-        """Try again to write what the file lacks, if that is due, or `now`."""
+        """Retry to write what the file lacks, if a retry is due, or `now`."""
         if os.getpid() == self._process and self.lacks(history)[0] and (now or self._clock() >= self._try_again):
-            self._attempt(self._write_again, history)
+            self._attempt(self._rewrite, history)
 
     def lacks(self, history: History) -> tuple[int, str]:
-        """How many steps, and rows of scalars, are not in the file, and why."""
+        """The number of steps and rows of scalars that the file lacks, and the reason."""
         return history.n_records - self._n_records if os.getpid() == self._process else 0, self.trouble
 
     def saved(self, history: History, path: Path) -> None:
-        """Drop the records if the history was saved to this journal's path."""
+        """Clear the journal if the history was saved to its path."""
         if path.absolute() == self.path.absolute() and os.getpid() == self._process:
             self._n_records = history.n_records
             self._attempt(self._begin, history)
@@ -426,15 +430,15 @@ class Journal:
 
     __del__ = close
 
-    def _attempt(self, do: Callable[..., None], history: History, *arguments) -> None:
-        before = self._clock()
+    def _attempt(self, function: Callable[..., None], history: History, *arguments) -> None:
+        began = self._clock()
         try:
-            do(history, *arguments)
-        except Exception as error:  # whatever it is, the run goes on
+            function(history, *arguments)
+        except Exception as error:  # no error of the file may stop the run
             now = self._clock()
             self.trouble = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._wait_s = min(max(2 * self._wait_s, FIRST_WAIT_S), LONGEST_WAIT_S)
-            self._try_again = now + max(self._wait_s, (now - before) / SHARE)
+            self._try_again = now + max(self._wait_s, (now - began) / SHARE)
             if not self._has_warned:
                 self._has_warned = True
                 _logger.warning(
@@ -448,27 +452,27 @@ class Journal:
         is_next = self._n_records == history.n_records - 1 and self._n_sources == len(history.sources)
         has_room = 0 < self._end <= max(history.max_bytes, 1 << 20)
         if self.trouble or not is_next or not has_room or not self._is_there():
-            self._write_again(history)
+            self._rewrite(history)
             return
         data = encoded()
         assert self._file is not None
-        self._file.seek(self._end)  # behind the last whole record, whatever was written of a later one
+        self._file.seek(self._end)  # after the last complete record; a partial one is overwritten
         write_all(self._file, data)
         self._end += len(data)
-        self._n_records = history.n_records  # last: if an interrupt comes before, all is written again
+        self._n_records = history.n_records  # last, so that an interrupt before it causes a full rewrite
 
     def _is_there(self) -> bool:
-        """Whether the files are those that were written. Raises FileNotFoundError if one is gone."""
-        if self._clock() < self._look_again:
+        """Whether the files are still those that were written. Raises FileNotFoundError if one is gone."""
+        if self._clock() < self._check_again:
             return True
         assert self._file is not None
-        is_mine = os.path.samestat(os.stat(self.path), self._snapshot)
-        is_mine &= os.path.samestat(os.stat(journal_of(self.path)), os.fstat(self._file.fileno()))
-        self._look_again = self._clock() + LOOK_EVERY_S
-        return is_mine
+        is_same = os.path.samestat(os.stat(self.path), self._snapshot)
+        is_same &= os.path.samestat(os.stat(journal_of(self.path)), os.fstat(self._file.fileno()))
+        self._check_again = self._clock() + CHECK_EVERY_S
+        return is_same
 
-    def _write_again(self, history: History) -> None:
-        """Write the whole history; to another file if another run has taken this one."""
+    def _rewrite(self, history: History) -> None:
+        """Rewrite the whole history; to a new file if another run has taken this one."""
         if self.path.exists() and run_in(self.path) != history.run:
             taken = self.path
             self._take(history, taken)
@@ -479,11 +483,11 @@ class Journal:
             self._begin(history)
 
     def _take(self, history: History, path: Path) -> None:
-        """Write the whole history to a file that no other run has: `path`, "run-2.treeviz", …"""
+        """Write the whole history to a file that no other run uses: `path`, "run-2.treeviz", …"""
         run = history.run
-        path, is_new = _claimed(history, path)
+        path, is_new = _claim_file(history, path)
         try:
-            if not is_new:  # so that another program that has loaded this file does not continue it, too
+            if not is_new:  # so that another program that loaded this file does not also continue it
                 history.run = uuid.uuid4().hex
             write(history, path)
         except BaseException:
@@ -495,16 +499,16 @@ class Journal:
         self._begin(history)
 
     def _begin(self, history: History) -> None:
-        """Begin an empty journal beside a file that has the whole history."""
-        self._end = 0  # until there is one
+        """Begin an empty journal next to a file that has the whole history."""
+        self._end = 0  # until the new journal is written
         self.close()
         journal = journal_of(self.path)
-        journal.unlink(missing_ok=True)  # another program may have it open, and shall not write into this one
+        journal.unlink(missing_ok=True)  # another program that has it open must not write into the new one
         self._file = FileIO(journal, "x")
         line = first_line(history)
         write_all(self._file, line)
         self._snapshot = os.stat(self.path)
-        self._look_again = self._clock() + LOOK_EVERY_S
+        self._check_again = self._clock() + CHECK_EVERY_S
         self._n_sources = len(history.sources)
         self._end, self.trouble, self._wait_s = len(line), "", 0.0
 
@@ -512,11 +516,11 @@ class Journal:
 def write_all(file: FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
-        left = left[file.write(left) :]  # on a disk that is nearly full, a part
+        left = left[file.write(left) :]  # a nearly full disk writes only a part
 
 
-def _claimed(history: History, path: Path) -> tuple[Path, bool]:
-    """A file that no other run has, and whether it is a new one, which then exists: `path`, "run-2.treeviz", …"""
+def _claim_file(history: History, path: Path) -> tuple[Path, bool]:
+    """Return a file that no other run uses, `path`, "run-2.treeviz", …, and whether it was created."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for n in itertools.count(1):
@@ -531,7 +535,7 @@ def _claimed(history: History, path: Path) -> tuple[Path, bool]:
 
 
 def _continues(history: History, file: Path) -> bool:
-    """Whether a history has all that is in a file of its own run."""
+    """Whether a history has everything in a file of its own run."""
     if run_in(file) != history.run:
         return False
     try:
