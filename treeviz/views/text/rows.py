@@ -1,7 +1,7 @@
-"""A view whose repeats are folded: each run of alike siblings is one row; see `treeviz.tree.repeats` for the rule.
+"""Choose the rows of a view: the first ones that fit, outliers, and one row for each run of identical siblings.
 
-The row of a run has the sums of all its members in columns that add up, and everywhere else the range of their values.
-The rows inside it describe one member: sizes are those of each, values the range over all.
+The row of a run (see `treeviz.tree.repeats`) has sums over its members in additive columns, otherwise ranges of values.
+The rows inside it describe one member: sizes are those of one, values are ranges over all.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cu
 from treeviz.views.text.terminal import folded as folded_as_outliers
 from treeviz.views.view import View
 
-# Choose the rows to show if the number of lines or of characters is limited.
+# The rows to show if the number of lines or characters is limited
 
 _FEW = 4  # children of a node, if not every node can show some
-_GOOD_FILL = 0.9  # of the most lines that any share fills
+_GOOD_FILL = 0.9  # of the largest number of lines that a share fills
 
 
 class Truncated(NamedTuple):
@@ -92,7 +92,7 @@ def truncate(
 
 
 def _paths(table: TreeTable, kept: Iterable[int], most: int, max_depth: int | None) -> np.ndarray:
-    """The rows to keep and those above them, at most so many."""
+    """The rows to keep and the rows above them, at most `most`."""
     found: set[int] = set()
     for row in kept:
         if table.depth[row] > 10 * most:
@@ -204,7 +204,7 @@ def longest_within(budget: int, most: int, text_of: Callable[[int], str]) -> str
     return best
 
 
-# The outliers among the leaves, as lines of text below the tree.
+# The outliers among the leaves, as lines of text below the tree
 
 N_LINES = 10
 _N_CHARACTERS = 16  # of a sparkline
@@ -253,7 +253,7 @@ def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
 def outlier_lines(
     table: TreeTable, series: Sequence[Series], glyphs: Glyphs, *, width: int | None = None, color: bool = False
 ) -> list[str]:
-    """The section "worst leaves": a title and a line for each outlier; empty without outliers."""
+    """The section "worst leaves": a title and one line for each outlier; empty without outliers."""
     found = outliers(table, series)
     if not found:
         return []
@@ -300,7 +300,7 @@ def _folded(start: str, reason: str, width: int) -> list[tuple[str, str]]:
 
 
 def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
-    """The distance of each value from the median of the positive ones, and its ratio to that median."""
+    """The distance of each value from the median of the positive values, and its ratio to that median."""
     known = np.isfinite(values) & (values > 0)
     if not known.any():
         return [0.0] * len(values), [1.0] * len(values)
