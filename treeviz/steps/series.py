@@ -1,4 +1,4 @@
-"""A history as series of a table: each leaf over the steps, rolled up for subtrees."""
+"""A history as a table: its series and histograms over the steps, and the numbers of one step as columns."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from treeviz.tree.paths import table_of_paths
 from treeviz.tree.series import FindingMark, Histograms, Series
 from treeviz.tree.table import TreeTable
 
-MOST_BUCKETS = 400  # of a series: about what a screen has room for
-_LOG_FROM = 30  # times the least value: a scalar's scale is logarithmic
+MOST_BUCKETS = 400  # per series: about what fits on a screen
+_LOG_FROM = 30  # times the least value; beyond it, a scalar's scale is logarithmic
 _MOST_COUNTS = 4_000_000  # of all histograms
 _EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 
 
 def table_of_source(history: History, source: str, name: str) -> TreeTable:
-    """The measured tree, rebuilt from the paths, sizes, shapes and dtypes of its leaves."""
-    what = history.sources[source]
-    leaves = list(wholes(what))
-    has_number = [what.has_number[leaf.first] for leaf in leaves]
+    """Rebuild the measured tree from the paths, sizes, shapes and dtypes of its leaves."""
+    tree_source = history.sources[source]
+    leaves = list(wholes(tree_source))
+    has_number = [tree_source.has_number[leaf.first] for leaf in leaves]
     facts = [
         Facts(
-            "array" if has else "opaque",
-            "jax.Array" if has else "no gradient",
+            "array" if is_measured else "opaque",
+            "jax.Array" if is_measured else "no gradient",
             True,
             1,
-            elements=leaf.size if has else 0,
+            elements=leaf.size if is_measured else 0,
             shape=leaf.shape,
-            dtype=what.dtypes[leaf.first],
+            dtype=tree_source.dtypes[leaf.first],
         )
-        for leaf, has in zip(leaves, has_number, strict=True)
+        for leaf, is_measured in zip(leaves, has_number, strict=True)
     ]
     table = table_of_paths(name, [leaf.path for leaf in leaves], facts)
     rows = zip(np.flatnonzero(table.is_leaf).tolist(), leaves, strict=True)
@@ -62,71 +62,75 @@ def gradient_series(
     source: str = "grads",
     findings: Iterable[Finding] = (),
 ) -> tuple[Series, ...]:
-    """The norm of every row of `table` over the steps, and its ratio to the norm of the parameters if that is known.
+    """Return the norm of every row of `table` over the steps, and its ratio to the parameter norm if known.
 
     The norm of a subtree is the root of the sum of squares of its leaves. Buckets with NaN or Inf are marked as bad.
 
     Args:
-      table: With the leaves of `source`, in order.
-      findings: Shown at the row and step where each begins, if they are of the same leaves, as those of the parameters
-        and updates are; those of results at the root. Findings about ratios are shown in the series of the ratio.
+      table: A table with the leaves of `source`, in order.
+      findings: Each is shown at the row and step where it begins, if its source has the same leaves; findings about
+        results are shown at the root, findings about ratios in the series of the ratio.
     """
     leaf_rows = table.measured
     norm = history.values(source, "norm", resolution=MOST_BUCKETS)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{title_of(source)} norm")]
-    received, paths = sibling_name(source, "received"), {name: each.paths for name, each in history.sources.items()}
+    paths = {name: tree.paths for name, tree in history.sources.items()}
+    received = sibling_name(source, "received")
     if received != source and paths.get(received) == paths[source]:
         norm = history.values(received, "norm", resolution=MOST_BUCKETS)
         bad = _bad(history, table, leaf_rows, norm, received)
         series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{title_of(received)} norm"))
-    shown = section_of(source)[1], paths[source]
-    found = [
+    shown_tree = section_of(source)[1], paths[source]
+    shown_findings = [
         finding
         for finding in findings
-        if is_of_step(finding) or (section_of(finding.source)[1], paths.get(finding.source)) == shown
+        if is_of_step(finding) or (section_of(finding.source)[1], paths.get(finding.source)) == shown_tree
     ]
-    to = sibling_name(source, "params")
+    params = sibling_name(source, "params")
     ratios = {sibling_name(source, "updates"): "updates ÷ params"}
     if not is_beside(source):
         ratios[source] = f"{title_of(source)} ÷ params"
-    for of, title in ratios.items():
-        if history.has_ratio(of, to):
-            tops = history.values(of, "norm", resolution=MOST_BUCKETS)
-            bad = _bad(history, table, leaf_rows, tops, of, to)
-            top = rolled_norms(table, leaf_rows, tops.latest)
-            bottom = rolled_norms(table, leaf_rows, history.values(to, "norm", resolution=MOST_BUCKETS).latest)
+    for name, title in ratios.items():
+        if history.has_ratio(name, params):
+            norms = history.values(name, "norm", resolution=MOST_BUCKETS)
+            bad = _bad(history, table, leaf_rows, norms, name, params)
+            numerator = rolled_norms(table, leaf_rows, norms.latest)
+            denominator = rolled_norms(table, leaf_rows, history.values(params, "norm", resolution=MOST_BUCKETS).latest)
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = as_float32(top / np.where(bottom == 0, np.nan, bottom))
+                ratio = as_float32(numerator / np.where(denominator == 0, np.nan, denominator))
             values = _without_zeros(ratio, bad)
-            series.append(Series(f"{of}.ratio", title, tops.first, tops.until, values, bad, unit="ratio"))
-    return _with_marks(series, found, leaf_rows)
+            series.append(Series(f"{name}.ratio", title, norms.first, norms.until, values, bad, unit="ratio"))
+    return _with_marks(series, shown_findings, leaf_rows)
 
 
 def is_of_step(finding: Finding) -> bool:
-    """Whether it is of a result of the step or of a scalar, which belong to no tree: it is shown at the root."""
+    """Whether a finding is about a result or a scalar, which have no leaf: it is shown at the root."""
     return bool(result_kind(finding.source)) or finding.source == SCALARS
 
 
 def scalar_series(
     history: History, findings: Iterable[Finding] = (), buckets: int = MOST_BUCKETS, most: int | None = None
 ) -> tuple[Series, ...]:
-    """The first `most` scalars that the user recorded, each as a series of one row."""
+    """Return the first `most` recorded scalars, each as a series with one row."""
     series = []
     for name in islice(history.scalars.tracks, most):
-        line, bad = history.scalars.values_and_bad(name, resolution=buckets)
-        latest, low, high = (np.where(np.isfinite(x), x, np.nan)[None] for x in (line.latest, line.low, line.high))
-        is_wide = np.nanmin(low, initial=np.inf) > 0 and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
-        each = Series(
-            name, name, line.first, line.until, latest, bad[None], low, high, log=bool(is_wide), unit="scalar"
+        timeline, bad = history.scalars.values_and_bad(name, resolution=buckets)
+        latest, low, high = (
+            np.where(np.isfinite(values), values, np.nan)[None]
+            for values in (timeline.latest, timeline.low, timeline.high)
         )
-        found = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
-        series += _with_marks([each], found, np.zeros(1, int))
+        is_wide = np.nanmin(low, initial=np.inf) > 0 and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
+        scalar = Series(
+            name, name, timeline.first, timeline.until, latest, bad[None], low, high, log=bool(is_wide), unit="scalar"
+        )
+        scalar_findings = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
+        series += _with_marks([scalar], scalar_findings, np.zeros(1, int))
     return tuple(series)
 
 
 def gradient_histograms(history: History, table: TreeTable, source: str = "grads") -> tuple[Histograms, ...]:
-    """The count of each power of two in every row over the steps; empty if it was not measured."""
+    """Return the counts of powers of two in every row over the steps; empty if not measured."""
     if "histogram" not in history.statistics(source):
         return ()
     buckets = min(max(_MOST_COUNTS // (len(table) * N_BINS), 4), MOST_BUCKETS)
@@ -140,16 +144,18 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
 
 def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.ndarray) -> tuple[Series, ...]:
     marks: list[list[FindingMark]] = [[] for _ in series]
-    names = [each.name for each in series]
+    names = [row_series.name for row_series in series]
     for finding in findings:
         ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
-        place = names.index(ratio) if ratio in names else 0
+        i = names.index(ratio) if ratio in names else 0
         row = 0 if finding.leaf < 0 or is_of_step(finding) else int(leaf_rows[finding.leaf])
-        bucket = min(int(np.searchsorted(series[place].last_steps, finding.first)), len(series[place].last_steps) - 1)
-        marks[place].append(
+        bucket = min(int(np.searchsorted(series[i].last_steps, finding.first)), len(series[i].last_steps) - 1)
+        marks[i].append(
             FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)
         )
-    return tuple(replace(each, marks=tuple(found)) for each, found in zip(series, marks, strict=True))
+    return tuple(
+        replace(row_series, marks=tuple(series_marks)) for row_series, series_marks in zip(series, marks, strict=True)
+    )
 
 
 def _norm_series(
@@ -167,39 +173,39 @@ def _norm_series(
 
 
 def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:
-    """Replace zeros by NaN where numbers are NaN or Inf, since the norm covers finite values only."""
+    """Replace zeros by NaN if there are non-finite values, since the norm covers only finite ones."""
     values[bad & (values == 0)] = np.nan
     return values
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:
-    """The values as float32; those beyond its range become the largest finite number."""
+    """Convert to float32; values beyond its range become the largest finite number."""
     largest = np.finfo(np.float32).max
     return np.clip(values, -largest, largest).astype(np.float32)
 
 
-def rolled_norms(table: TreeTable, leaf_rows: np.ndarray, of_leaves: np.ndarray) -> np.ndarray:
-    """[n_rows, steps] from [steps, leaves]; NaN where a subtree has no numbers."""
-    values = np.full((len(table), of_leaves.shape[0]), np.nan)
-    values[leaf_rows] = of_leaves.T
+def rolled_norms(table: TreeTable, leaf_rows: np.ndarray, leaf_norms: np.ndarray) -> np.ndarray:
+    """Roll norms [steps, leaves] up to [n_rows, steps]; NaN if a subtree has no numbers."""
+    values = np.full((len(table), leaf_norms.shape[0]), np.nan)
+    values[leaf_rows] = leaf_norms.T
     return table.roll(values, "norm")
 
 
 def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Timeline, *sources: str) -> np.ndarray:
-    """bool[n_rows, k]: whether these sources had NaN or Inf at the steps of the entries."""
+    """bool[n_rows, k]: whether these sources had non-finite values in the steps of the entries."""
     bad = np.zeros((len(table), len(entries.until)), dtype=bool)
     for source in sources:
         bad[leaf_rows] |= occurs_in(history.values(source, "nonfinite"), entries).T
     return table.roll(bad, "any")
 
 
-# The numbers of one step as columns of the tree's table. Norms roll up exactly.
+# The numbers of one step as columns. Norms roll up exactly.
 
 
 def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> list[Column]:
-    """Columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
+    """Return the columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
 
-    A row containing NaN or Inf has no norm and is `bad`: the measured norm covers finite values only.
+    A row with non-finite values has no norm and is `bad`, since the measured norm covers only finite values.
 
     Args:
       table: The table of a tree with the measured leaves, e.g. of the parameters.
@@ -241,16 +247,16 @@ def _column(
 
 
 def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
-    """The ratios of the norms of gradients and updates to those of their parameters."""
+    """Divide the norms of gradients and updates by those of their parameters."""
     columns = []
     for source, column in norms.items():
-        of_params = norms.get(sibling_name(source, "params"))
-        if kind_of(source) in ("grads", "updates") and of_params is not None:
-            norm, params = table.rolled(column), table.rolled(of_params)
+        params_column = norms.get(sibling_name(source, "params"))
+        if kind_of(source) in ("grads", "updates") and params_column is not None:
+            norm, params = table.rolled(column), table.rolled(params_column)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = norm / np.where(params == 0, np.nan, params)
-            either = [each.bad for each in (column, of_params) if each.bad is not None]
-            is_bad = np.any(either, axis=0) if either else None
+            bad_rows = [norm_column.bad for norm_column in (column, params_column) if norm_column.bad is not None]
+            is_bad = np.any(bad_rows, axis=0) if bad_rows else None
             help = f"{source} norm ÷ {sibling_name(source, 'params')} norm, of the whole subtree"
             title = f"{title_of(source)} ÷ params"
             columns.append(Column(f"{source}_ratio", title, ratio, None, "number", "given", help, is_bad))
@@ -258,20 +264,22 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
 
 
 def ratio_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
-    """The ratio columns of `gradient_columns` for a source and its updates, at the newest step with parameters."""
+    """Return the ratio columns of a source and its updates, at the newest step with parameters."""
     params = sibling_name(source, "params")
     names = dict.fromkeys([source, sibling_name(source, "updates"), params])
-    known = {name: history.last(name) for name in names if name in history.sources}
-    alike = {
-        name: {k: values for k, values in numbers.items() if k in ("norm", "nonfinite")}
-        for name, (step, numbers) in known.items()
-        if params in known and step == known[params][0] and history.sources[name].sizes == history.sources[params].sizes
+    newest = {name: history.last(name) for name in names if name in history.sources}
+    same_step = {
+        name: {statistic: values for statistic, values in numbers.items() if statistic in ("norm", "nonfinite")}
+        for name, (step, numbers) in newest.items()
+        if params in newest
+        and step == newest[params][0]
+        and history.sources[name].sizes == history.sources[params].sizes
     }
-    return [column for column in gradient_columns(table, alike) if column.name.endswith("_ratio")]
+    return [column for column in gradient_columns(table, same_step) if column.name.endswith("_ratio")]
 
 
 def _holds_bad(table: TreeTable, rows: np.ndarray, statistics: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool[n_rows]: whether the row or one below contains NaN or Inf."""
+    """bool[n_rows]: whether a subtree has non-finite values."""
     is_bad = np.zeros(len(table), bool)
     for name, values in statistics.items():
         if name in STATISTICS and STATISTICS[name].counts_nonfinite:
