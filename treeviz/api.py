@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from treeviz.prepare import Prepared, check_flag, check_options, other_trees, prepare, scanned
 from treeviz.tree.layers import Stacked
-from treeviz.tree.runtime import collector_paused
+from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable
 from treeviz.views.tree_view import TreeView
 
@@ -52,7 +52,7 @@ class TreeOverlay(TreeView):
         return "\n".join([shown, *long_hints(self.differences, width, shown)])
 
 
-def lay_over(
+def apply_prefix(
     prefix: Any, tree: Any, *, use: str, mesh: Any = None, is_leaf: Callable[[Any], bool] | None = None
 ) -> TreeOverlay:
     """See `treeviz.overlay`."""
@@ -100,7 +100,7 @@ def check_tree(
     from treeviz.analysis.checks.rules import findings
 
     table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
-    with collector_paused():
+    with gc_paused():
         return findings(table, results)
 
 
@@ -109,7 +109,7 @@ def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: 
     from treeviz.analysis.checks.rules import findings, with_badges
 
     table, results = _checked(tree, name, for_, values, False, ignore)
-    with collector_paused():
+    with gc_paused():
         return CheckedTree(with_badges(table, results), findings(table, results))
 
 
@@ -129,7 +129,7 @@ def _checked(
         from treeviz.analysis.stats.columns import value_statistics
 
         table = table.with_columns(*value_statistics(table, nodes)[0])
-    with collector_paused():
+    with gc_paused():
         return table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore)
 
 
@@ -142,7 +142,7 @@ def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
         use = "any"
     elif use not in USES:
         raise TypeError(f"check= is an option, True or one of {', '.join(map(repr, USES))}.")
-    with collector_paused():
+    with gc_paused():
         table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
     return prepared._replace(table=table)
 
@@ -440,4 +440,4 @@ def overlay(
     Raises:
       ValueError: `use` is unknown, or `mesh` is given for a use other than "shardings".
     """
-    return lay_over(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)
+    return apply_prefix(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)

@@ -15,12 +15,12 @@ from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.merged import Merged, count_kinds, headline, merged, merged_with_all, same_trees
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences, with_layers
-from treeviz.analysis.compare.values import Gap
+from treeviz.analysis.compare.values import ValueDifference
 from treeviz.explorer.explored import DiffView, Leaves
 from treeviz.prepare import scanned
 from treeviz.tree.facts import Column
 from treeviz.tree.layers import Stacked
-from treeviz.tree.runtime import collector_paused, computed_once
+from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.table import TreeTable
 from treeviz.views.text.terminal import wrapped
 from treeviz.views.view import View
@@ -46,7 +46,7 @@ class TreeDiff(DiffView):
     not_compared: dict[str, str]
     _brief: View
     _found: Sequence[Sequence[Difference]]
-    _gaps: Mapping[int, Gap]
+    _gaps: Mapping[int, ValueDifference]
     _rows: np.ndarray
 
     def __init__(
@@ -177,7 +177,7 @@ def diff(
             with_layers(first, other, pair, stacked, rtol=rtol, atol=atol)
             for other, pair in zip(others, found, strict=True)
         ]
-    with collector_paused():
+    with gc_paused():
         tables = merged(first, others[0], found[0]) if len(others) == 1 else merged_with_all(first, found)
         keystr = first.table.keystrs()
         not_compared = {

@@ -23,7 +23,7 @@ from treeviz.tree.files.arrays import (
     read_shards,
 )
 from treeviz.tree.files.entries import LoadError, mode_of, nested, with_scales, without_repeats
-from treeviz.tree.runtime import collector_paused
+from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.text import error_text, visible
 
@@ -162,7 +162,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         suffix, reader = _of_file(path)
         format_name = f"{suffix} file"
     try:
-        with collector_paused():
+        with gc_paused():
             contents = reader(path)
             tree = nested(with_scales(without_repeats(list(contents)))) if isinstance(contents, Iterator) else contents
         if like is None:

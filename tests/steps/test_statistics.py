@@ -6,7 +6,7 @@ import pytest
 
 from treeviz.steps.measure import measure, numbers_of, source_of
 from treeviz.steps.reduce import reduce_leaves
-from treeviz.steps.statistics import HISTOGRAM, in_layers, layer_by_layer, openable, told_axes, unpack, wholes
+from treeviz.steps.statistics import HISTOGRAM, in_layers, layer_by_layer, openable, reported_axes, unpack, wholes
 
 TREE = {"embed": np.ones((9, 2)), "layers": {"b": np.ones((3, 2)), "w": np.ones((3, 4, 2)), "k": np.ones(3, int)}}
 SOURCE = source_of(TREE, "grads")
@@ -45,8 +45,11 @@ def test_stacks_are_used_layer_by_layer():
 
 
 def test_globs_tell_the_axes_of_leaves():
-    assert told_axes(SOURCE, "layers/*") == ((None, 0, 0, 0), [])
-    assert told_axes(SOURCE, {"layers": 0, "w": 1, "nowhere": 0, "embed": 2}) == ((None, 0, 0, 1), ["nowhere", "embed"])
+    assert reported_axes(SOURCE, "layers/*") == ((None, 0, 0, 0), [])
+    assert reported_axes(SOURCE, {"layers": 0, "w": 1, "nowhere": 0, "embed": 2}) == (
+        (None, 0, 0, 1),
+        ["nowhere", "embed"],
+    )
 
 
 def test_of_many_layers_it_is_said_why_they_are_measured_as_one_array():

@@ -16,7 +16,7 @@ import pytest
 
 import treeviz
 import treeviz as tv
-from treeviz.tree.runtime import Lock, collector_paused, computed_once, full_searches_put_off
+from treeviz.tree.runtime import Lock, computed_once, full_searches_put_off, gc_paused
 from treeviz.views import tree_view
 
 pytestmark = pytest.mark.oldest_jax
@@ -175,7 +175,7 @@ def searched():
 
 
 def test_many_new_objects_are_followed_by_a_search_among_them_alone(searched):
-    with collector_paused():
+    with gc_paused():
         new = [[] for _ in range(5_000)]
         assert not searched
     assert {*searched} == {0} and gc.isenabled()
@@ -187,13 +187,13 @@ def test_many_new_objects_are_followed_by_a_search_among_them_alone(searched):
 def test_who_turned_the_search_off_has_none(searched):
     gc.disable()
     try:
-        with collector_paused():
+        with gc_paused():
             pass
         assert not gc.isenabled() and not searched
     finally:
         gc.enable()
     gc.set_threshold(0)
-    with collector_paused():
+    with gc_paused():
         pass
     assert gc.isenabled() and not searched
 

@@ -106,13 +106,13 @@ def with_run_options(view: TreeView, options: argparse.Namespace) -> TreeView:
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
     """Show a tree, or list rows of it."""
     from treeviz.tree.query.find import VALUE_STATISTICS, needs_values
-    from treeviz.tree.runtime import collector_paused
+    from treeviz.tree.runtime import gc_paused
 
     # A query or column of values needs the statistics.
     names = [*(options.columns or "").split(","), options.sort]
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
-    with collector_paused():
+    with gc_paused():
         return shown(_view(make_tree(), name, options, options.whole or is_list(options)), options)
 
 

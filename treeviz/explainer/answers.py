@@ -18,7 +18,7 @@ from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.overlay.overlaid import InAxes, OutAxes, Shardings, Use, overlaid
-from treeviz.api import lay_over
+from treeviz.api import apply_prefix
 from treeviz.explainer.frames import (
     Answer,
     Call,
@@ -80,7 +80,7 @@ def _spec_differences(use: Use, names: Sequence[str], specs: Iterable[Any], tree
 def explain_vmap(calls: Calls) -> Answer:
     frame_vars = calls[0].variables
     args, kwargs, in_axes = frame_vars["args"], frame_vars["kwargs"], frame_vars["in_axes"]
-    differences = lay_over(in_axes, args, use="in_axes").differences
+    differences = apply_prefix(in_axes, args, use="in_axes").differences
     if not differences and kwargs:  # vmap maps keyword arguments along axis 0
         names = [*(f"[{i}]" for i in range(len(args))), "kwargs"]
         specs = [*(in_axes if type(in_axes) in (tuple, list) else [in_axes] * len(args)), 0]
@@ -146,7 +146,7 @@ def explain_shardings(calls: Calls) -> Answer:
     args = tuple(arg for i, arg in enumerate(args) if i not in {n % len(args) for n in static})
     title = "in_shardings does not fit the arguments"
     if type(specs) is not tuple:
-        differences = lay_over((specs,), args, use="shardings").differences
+        differences = apply_prefix((specs,), args, use="shardings").differences
         hint = "" if differences else ": put it into a tuple, in_shardings=(…,)"
         return title, [f"the root: it has one spec for each argument, and is no tuple{hint}"]
     return title, _argument_differences(specs, args, "shardings")
@@ -173,7 +173,7 @@ def _argument_differences(specs: tuple, args: tuple, use: str, mesh: Any = None)
         for path, leaf in leaves_of(arg)
     ]
     n = min(len(specs), len(args))
-    return [*lay_over(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus[len(args) :], *missing]
+    return [*apply_prefix(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus[len(args) :], *missing]
 
 
 def explain_divisibility(calls: Calls) -> Answer:
@@ -234,7 +234,7 @@ def _explain_arguments(function: str, name: str, specs: Any, args: Any, mesh: An
     title, use = f"{name} does not fit the arguments", "shardings" if name == "in_specs" else name
     if type(specs) is tuple and len(specs) != len(args):
         return title, _argument_differences(specs, args, use, mesh)
-    return title, lay_over(specs, args, use=use, mesh=mesh).differences
+    return title, apply_prefix(specs, args, use=use, mesh=mesh).differences
 
 
 def explain_out_specs(calls: Calls) -> Answer:

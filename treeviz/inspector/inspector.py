@@ -21,7 +21,7 @@ from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.history import History, Timeline, main_source
 from treeviz.steps.recording.history_file import load, save
-from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, tell_at_the_end
+from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, flush_at_exit
 from treeviz.steps.statistics import LIGHT, StopTraining
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
@@ -213,7 +213,7 @@ class GradientInspector:
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         if alarm is not None:
             alarm.awaits = self._runs.sampled.explains
-            tell_at_the_end(self._runs, self._recorder)
+            flush_at_exit(self._runs, self._recorder)
         self.earlier_runs = self._runs.earlier
         self._logs: list[RunLog] = []
 

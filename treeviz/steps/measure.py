@@ -39,7 +39,7 @@ from treeviz.steps.statistics import (
     in_layers,
     kind_of,
     openable,
-    told_axes,
+    reported_axes,
     unpack,
 )
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -163,7 +163,7 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, stacked: Stacked = (), **tre
 
 def _axes(sources: Mapping[str, MeasuredTree], stacked: Stacked) -> dict[str, Axes]:
     """The axes of the layers that the user's globs name, by the name of the tree."""
-    told = {name: told_axes(source, stacked) for name, source in sources.items()}
+    told = {name: reported_axes(source, stacked) for name, source in sources.items()}
     for glob in stacked_axes(stacked):
         if all(glob in unused for _, unused in told.values()):
             raise ValueError(f"measure: stacked={glob!r}: no array has such a key path and axis.")

@@ -368,7 +368,7 @@ class Parts:
         return result
 
 
-def told_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
+def reported_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[str]]:
     """Return the layer axis of each leaf that the user's globs match, and the globs that match no leaf."""
     axes: list[int | None] = [None] * len(source.paths)
     if not stacked:

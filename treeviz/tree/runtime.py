@@ -88,7 +88,7 @@ _NEVER = 1 << 30  # collections of generation 1 before one of generation 2
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pause garbage collection, which among 100,000 new objects takes as long as making them and frees nothing.
 
     So many new objects would trigger a collection, at times a full one: 0.4 s with 200,000 arrays in the process. Here

@@ -307,7 +307,7 @@ def test_an_accelerator_gets_the_numbers_that_the_host_gets():
     right = left.copy()
     right[3, 4], right[5, 5], left[0, 0] = 3.5, np.nan, np.inf
     on_host = values.compare_arrays(left, right)
-    on_device = values.Gap(left.size)
+    on_device = values.ValueDifference(left.size)
     values._compare_on_device(on_device, jnp.asarray(left), jnp.asarray(right), (0, 0), 0.0, 0.0)
     assert on_device == on_host
 

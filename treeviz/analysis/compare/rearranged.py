@@ -22,7 +22,7 @@ from treeviz.analysis.compare.aligned import MAPPINGS, NONE, Side
 from treeviz.analysis.compare.difference import Differences, Hint, with_hint
 from treeviz.analysis.compare.tree_diff import Found, subtree_text, transpose_code, transposing
 from treeviz.analysis.stats.arrays import host_view, lies_on_host
-from treeviz.tree.runtime import collector_paused, computed_once
+from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import guarded
@@ -49,7 +49,7 @@ _THERE = ("other", "first")  # the name of the opposite tree
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
-@collector_paused()
+@gc_paused()
 def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) -> Found:
     """The differences with hints about their possible causes.
 

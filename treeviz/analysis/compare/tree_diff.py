@@ -29,9 +29,9 @@ from treeviz.analysis.compare.aligned import (
 from treeviz.analysis.compare.difference import Difference, Differences, Unmade
 from treeviz.analysis.compare.values import (
     CannotCompare,
-    Gap,
     Gaps,
     Reading,
+    ValueDifference,
     compare_arrays,
     compare_small,
     compare_stored,
@@ -47,7 +47,7 @@ from treeviz.analysis.stats.columns import value_statistics
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import stored_items
 from treeviz.tree.layers import Stacked, stacks_in
-from treeviz.tree.runtime import collector_paused
+from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, value_text
@@ -58,7 +58,7 @@ from treeviz.tree.walk import scan
 _DEEPEST = 4  # attributes of attributes
 _MOST = 60  # attributes of an object; more would not be readable
 
-Compare = Callable[[Any, Any], Gap | str | None]
+Compare = Callable[[Any, Any], ValueDifference | str | None]
 
 
 def compare_objects(left: Any, right: Any, are_functions: bool, compare: Compare) -> Finding | None:
@@ -346,16 +346,16 @@ class _Differ:
         self._left, self._right, self._tree = left, right, tree
         self._values, self._rtol, self._atol = values, rtol, atol
         self._found: list[tuple[int, Finding]] = []
-        self._gaps: dict[int, Gap] = {}
+        self._gaps: dict[int, ValueDifference] = {}
         self._parts: list[Part] = []  # the gaps of small leaves
         self._not_compared: dict[int, str] = {}
-        self._met: dict[tuple[int, int], Gap | str | None] = {}  # by the ids of two leaves
+        self._met: dict[tuple[int, int], ValueDifference | str | None] = {}  # by the ids of two leaves
         self._leaf_codes, self._known = LeafCodes(), dict[tuple[int, int], list[Finding]]()
         codes = [np.array(self._leaf_codes.of(table.facts)) for table in (left.table, right.table)]
         self._codes = codes[0][left.table.fact_codes], codes[1][right.table.fact_codes]
 
     def run(self, bars: bool) -> Found:
-        with collector_paused():
+        with gc_paused():
             aligned = align(self._left, self._right)
             rows = self._to_compare(aligned)
         a, b = self._left.table, self._right.table
@@ -372,7 +372,7 @@ class _Differ:
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
 
-    @collector_paused()
+    @gc_paused()
     def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Sequence[Difference], list[str], list[int]]:
         """The differences in row order, with their kinds and rows."""
         numbers = gaps.numbers()
@@ -544,14 +544,14 @@ class _Differ:
             self._met[key] = self._gap(left, right)
         self._take(at, left, right, self._met[key])
 
-    def _take(self, at: int, left: Any, right: Any, gap: Gap | str | None) -> None:
+    def _take(self, at: int, left: Any, right: Any, gap: ValueDifference | str | None) -> None:
         if isinstance(gap, str):
             self._not_compared[at] = gap
         elif gap is not None:
             self._gaps[at] = gap
             gap.is_transpose = len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
 
-    def _gap(self, left: Any, right: Any) -> Gap | str | None:
+    def _gap(self, left: Any, right: Any) -> ValueDifference | str | None:
         try:
             compare = compare_stored if Stored in (type(left), type(right)) else compare_arrays
             gap = compare(left, right, rtol=self._rtol, atol=self._atol)

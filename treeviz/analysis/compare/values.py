@@ -33,7 +33,7 @@ _COUNTS = ("n_outside", "n_nan", "nan_left", "nan_right")  # of elements
 
 
 @dataclass
-class Gap:
+class ValueDifference:
     """How the values of two arrays differ.
 
     Attributes:
@@ -59,7 +59,7 @@ class Gap:
     nan_right: int = 0
     is_transpose: bool = False
 
-    def take(self, other: Gap) -> None:
+    def take(self, other: ValueDifference) -> None:
         """Merge the differences in another part of the arrays."""
         if other.n_outside and (not self.n_outside or other.max_abs > self.max_abs):
             self.max_abs, self.at, self.left, self.right = other.max_abs, other.at, other.left, other.right
@@ -75,7 +75,7 @@ class Gap:
 
 
 class Elements(NamedTuple):
-    """How flat arrays differ, with one number for each piece or for one; see `Gap`. Indices are within the piece."""
+    """The numbers of a `ValueDifference` for each piece of flat arrays, or for all. Indices are within the piece."""
 
     n_outside: Any
     max_abs: Any
@@ -91,7 +91,7 @@ class Elements(NamedTuple):
         return map(Elements._make, zip(*[numbers.tolist() for numbers in self], strict=True))
 
 
-def gap_of(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> Gap:
+def value_difference(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> ValueDifference:
     """The gap of a piece of `n` elements with this shape.
 
     Args:
@@ -100,9 +100,9 @@ def gap_of(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> 
     n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
     nan_index = index_in(shape, nan_at) if n_nan else ()
     if not n_outside:
-        return Gap(n, n_nan=n_nan, nan_at=nan_index, nan_left=nan_left, nan_right=nan_right)
+        return ValueDifference(n, n_nan=n_nan, nan_at=nan_index, nan_left=nan_left, nan_right=nan_right)
     greatest = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
-    return Gap(n, n_outside, max_abs, *greatest, n_nan, nan_index, nan_left, nan_right)
+    return ValueDifference(n, n_outside, max_abs, *greatest, n_nan, nan_index, nan_left, nan_right)
 
 
 def compare_elements(
@@ -187,7 +187,7 @@ class CannotCompare(Exception):
     """Why the values of two arrays were not compared."""
 
 
-def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
+def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> ValueDifference:
     """Compare two arrays of one shape: NumPy or JAX arrays, or PRNG keys by their data.
 
     NaN equals NaN, and infinity equals itself. Integers and bools are compared exactly, other values of one dtype
@@ -200,7 +200,7 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     n_repeats = 1
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         (left, right), n_repeats = once(left, right)
-    gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
+    gap = ValueDifference(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
     same: list[np.ndarray] = []  # blocks with equal bits
@@ -296,13 +296,13 @@ def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[In
             yield (i, *origin[1:]), left[i : i + n_rows], right[i : i + n_rows]
 
 
-def compare_block(gap: Gap, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> bool:
+def compare_block(gap: ValueDifference, a: np.ndarray, b: np.ndarray, start: Index, rtol: float, atol: float) -> bool:
     """Add the differences of two blocks to `gap`, or return True if their bits are equal; then NaN is not counted."""
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     (numbers,) = compare_elements(flat_a, flat_b, rtol=rtol, atol=atol).of_each()
-    found = gap_of(numbers, a.size, (flat_a.item(numbers.at), flat_b.item(numbers.at)), a.shape)
+    found = value_difference(numbers, a.size, (flat_a.item(numbers.at), flat_b.item(numbers.at)), a.shape)
     found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
     gap.take(found)
     return False
@@ -355,7 +355,7 @@ def _beyond(start: Index, at: Index) -> Index:
     return tuple([first + i for first, i in zip(start, at, strict=True)])
 
 
-def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
+def _compare_on_device(gap: ValueDifference, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
     """Reduce a pair on the left array's device; only the numbers are transferred."""
     from treeviz.analysis.stats.arrays import fetch, has_float64, undisturbed
 
@@ -365,7 +365,7 @@ def _compare_on_device(gap: Gap, a: Any, b: Any, start: Index, rtol: float, atol
         a, b = jax.device_put(a, device), jax.device_put(b, device)
         numbers = _reduced(a, b, np.float64(rtol), np.float64(atol), wide=has_float64(device))
     n_outside, max_abs, where, max_rel, n_nan, nan_at, nan_left, nan_right, left, right = fetch(list(numbers))
-    found = Gap(0, int(n_outside), float(max_abs), max_rel=float(max_rel), n_nan=int(n_nan))
+    found = ValueDifference(0, int(n_outside), float(max_abs), max_rel=float(max_rel), n_nan=int(n_nan))
     found.nan_left, found.nan_right = int(nan_left), int(nan_right)
     if found.n_outside:
         found.at, found.left, found.right = _beyond(start, index_in(a.shape, int(where))), left.item(), right.item()
@@ -397,7 +397,7 @@ def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.
 _reduced = jax.jit(_reduce, static_argnames="wide")
 
 
-def gap_details(gap: Gap, kind: str, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+def gap_details(gap: ValueDifference, kind: str, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
     """(name, text) of the details of a gap, for its finding "value" or "NaN"."""
     details: list[tuple[str, str]] = []
     if kind == "value":
@@ -424,7 +424,7 @@ def _two_texts(left: Any, right: Any) -> list[str]:
     return texts
 
 
-def gap_texts(gap: Gap) -> list[tuple[str, str, str, str]]:
+def gap_texts(gap: ValueDifference) -> list[tuple[str, str, str, str]]:
     """The findings of a gap: (kind, left, right, hint)."""
     found = []
     if gap.n_nan:
@@ -609,7 +609,7 @@ def _step(shape: Index) -> int:
 
 
 class SmallPart(NamedTuple):
-    """Leaves that differ: one number for each, as in `Gap`, and the index of its shape in `shapes`."""
+    """Leaves that differ: one number for each, as in `ValueDifference`, and the index of its shape in `shapes`."""
 
     rows: np.ndarray
     n: np.ndarray
@@ -621,10 +621,10 @@ class SmallPart(NamedTuple):
     turned: set[int]
 
 
-class Gaps(Mapping[int, Gap]):
-    """The differences of leaves by row: numbers in arrays for small leaves, with a `Gap` made on demand."""
+class Gaps(Mapping[int, ValueDifference]):
+    """The differences of leaves by row: numbers in arrays for small leaves, with a `ValueDifference` made on demand."""
 
-    def __init__(self, own: dict[int, Gap], parts: Sequence[SmallPart]) -> None:
+    def __init__(self, own: dict[int, ValueDifference], parts: Sequence[SmallPart]) -> None:
         self._own, self._parts = own, parts
         self._ends = [*accumulate(len(part.rows) for part in parts)]
         rows = chain.from_iterable(part.rows.tolist() for part in parts)
@@ -637,13 +637,15 @@ class Gaps(Mapping[int, Gap]):
         yield from self._own
         yield from self._places
 
-    def __getitem__(self, row: int) -> Gap:
+    def __getitem__(self, row: int) -> ValueDifference:
         if row not in self._places:
             return self._own[row]
         at = bisect(self._ends, self._places[row])
         part, i = self._parts[at], self._places[row] - self._ends[at]  # negative: counted from the part's end
         numbers = Elements._make(values[i].item() for values in part.numbers)
-        gap = gap_of(numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]])
+        gap = value_difference(
+            numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]]
+        )
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 
@@ -663,7 +665,7 @@ class Gaps(Mapping[int, Gap]):
 
 
 class GapNumbers(NamedTuple):
-    """The numbers of each row with a gap, in no order; see `Gap`."""
+    """The numbers of each row with a gap, in no order; see `ValueDifference`."""
 
     rows: np.ndarray
     n_outside: np.ndarray
@@ -675,13 +677,13 @@ class GapNumbers(NamedTuple):
 # Compare two arrays, at least one of them in a file, piece by piece
 
 
-def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> Gap:
+def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> ValueDifference:
     """Compare two arrays of one shape as flat pieces, in the order of the file; see `compare_arrays`.
 
     Raises:
       CannotCompare: One of them holds no numbers, or is partly in another process.
     """
-    gap = Gap(int(np.prod(left.shape, dtype=np.int64)))
+    gap = ValueDifference(int(np.prod(left.shape, dtype=np.int64)))
     order = _order(left, right)
     start = n_nan = 0
     for a, b in pieces_of_both(left, right):
@@ -693,12 +695,14 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     return gap
 
 
-def compare_stored_layers(left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0) -> list[Gap]:
+def compare_stored_layers(
+    left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0
+) -> list[ValueDifference]:
     """The gaps of two arrays in each layer along an axis, without indices; see `compare_stored`."""
     n, sizes = left.shape[axis], left.shape[axis + 1 :] if _order(left, right) == "C" else left.shape[:axis]
-    gaps, start = [Gap(0) for _ in range(n)], 0
+    gaps, start = [ValueDifference(0) for _ in range(n)], 0
     for a, b in pieces_of_both(left, right):
-        if not compare_block(Gap(0), a, b, (0,), rtol, atol):
+        if not compare_block(ValueDifference(0), a, b, (0,), rtol, atol):
             layers = np.arange(start, start + len(a)) // math.prod(sizes) % n
             by_layer = np.argsort(layers, kind="stable")
             found, starts = np.unique(layers[by_layer], return_index=True)

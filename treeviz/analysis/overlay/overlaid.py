@@ -27,7 +27,7 @@ from treeviz.analysis.compare.difference import MEANINGS, Difference, Difference
 from treeviz.analysis.compare.map_mismatch import Path, path_text
 from treeviz.analysis.facts import shape_text
 from treeviz.tree.facts import INHERITED, MASKED, Column, Facts, Note, is_refused
-from treeviz.tree.runtime import collector_paused
+from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import aval_text, bytes_text, class_name, error_text, guarded, has_base, value_text
 
@@ -294,7 +294,7 @@ class Overlaid(NamedTuple):
     differences: Differences
 
 
-@collector_paused()
+@gc_paused()
 def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
     """Align a prefix with a tree; see `treeviz.overlay`. Linear in the rows."""
 

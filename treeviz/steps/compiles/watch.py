@@ -110,7 +110,7 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-class Gap(NamedTuple):
+class CallDifference(NamedTuple):
     """The differences between a call and an earlier one.
 
     Attributes:
@@ -136,12 +136,12 @@ class Gap(NamedTuple):
         return next(filter(None, reasons), Differences())
 
 
-def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> Gap:
+def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> CallDifference:
     """Compare two calls; `named` has the arguments of the later one."""
     types, values, places = (
         _compare(earlier, call, named, leaves) for leaves in (compare_leaves, compare_values, compare_places)
     )
-    return Gap(types, values, _compare_settings(earlier, call), places)
+    return CallDifference(types, values, _compare_settings(earlier, call), places)
 
 
 def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:

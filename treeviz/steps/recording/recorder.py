@@ -675,7 +675,7 @@ _followed: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _ownerless: list[Recorder] = []  # recorders with unread measurements, whose owners were freed
 
 
-def tell_at_the_end(owner: Any, recorder: Recorder) -> None:
+def flush_at_exit(owner: Any, recorder: Recorder) -> None:
     """Report the findings in unread measurements when Python exits, even if the owner was freed before."""
     _flush_ownerless()
     _followed.add(recorder)

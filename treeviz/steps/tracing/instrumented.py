@@ -25,8 +25,8 @@ from treeviz.steps.statistics import (
     natural,
     nothing_against,
     openable,
+    reported_axes,
     sibling_name,
-    told_axes,
 )
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
@@ -51,7 +51,7 @@ from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
 from treeviz.tree.layers import Stacked, stacked_axes
-from treeviz.tree.runtime import collector_paused, full_searches_put_off
+from treeviz.tree.runtime import full_searches_put_off, gc_paused
 from treeviz.tree.text import printable
 
 # Count NaN and infinities in the results of a step: in the loss, in other small results, and in small new parameters.
@@ -310,7 +310,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     left_out: set[str] = set()
     beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
-    with collector_paused(), traced_anew():
+    with gc_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     names = attribute_gradients(found, arguments, match=match)
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
@@ -430,7 +430,7 @@ class _Layers:
         if self._stacked is None:
             return ()
         source = source._replace(paths=tuple(map(self._tidy_path, source.paths)))
-        told, unused = told_axes(source, self._stacked)
+        told, unused = reported_axes(source, self._stacked)
         self._unused = {glob: None for glob in unused if glob in self._unused}
         axes, closed = openable(source, told, scanned, why_not)
         self._closed += closed
