@@ -68,7 +68,7 @@ def test_a_treescope_that_fails_is_noted_and_is_no_problem_since_only_pictures_n
         note,
     )
     monkeypatch.undo()
-    assert doctor._trouble_of_treescope() == ""
+    assert doctor._treescope_problem() == ""
 
 
 @pytest.mark.oldest_jax
