@@ -124,7 +124,7 @@ def _python_goals(all_of: Measured) -> Iterator[Goal]:
 
     for tree, n_static in all_of.static_bytes.items():
         figures = all_of.python[tree, "treeviz"]
-        limit = 30_000 + 12 * TREES[tree].n_leaves
+        limit = 34_000 + 14 * TREES[tree].n_leaves  # of a wheel: a checkout serves the sources, a third more
         other = all_of.python.get((tree, "treescope"))
         others = f"treescope {other.n_bytes / figures.n_bytes:.3g}x all of it" if other and other.n_bytes else ""
         name = f"page bytes without the static rows, {TREES[tree].title}"
