@@ -1,7 +1,8 @@
 """Explain a call that failed inside JAX, by the function of JAX that raised.
 
 If JAX renames a function or its variables, that error loses its explanation and nothing else breaks. To add an answer,
-write a function of the failed call and its callers, innermost first, and list it in `_PLACES`.
+write a function of the failed call and its callers, innermost first, and list it in `ANSWERS`, and the place of JAX's
+function in `jax_private.TO_EXPLAIN`, where a test sees that JAX has moved it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from treeviz.explainer.frames import (
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
 from treeviz.tree.leaves import describe_sharding
-from treeviz.tree.runtime import PrivateName
 from treeviz.tree.text import guarded, value_text
 from treeviz.tree.walk import walk
 
@@ -627,50 +627,40 @@ def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
     return lambda node: id(node) in ids
 
 
-# The functions of JAX that raise -> the answer. " or " separates the places in different releases.
-_PLACES: dict[str, Callable[[Calls], Answer]] = {
-    "jax._src.lax.control_flow.loops:_check_carry_type": explain_carry,
-    "jax._src.lax.control_flow.conditionals:_check_branch_outputs": explain_branches,
-    "jax._src.api_util:flatten_axes": explain_prefix,
-    "jax._src.api_util:flatten_axis_resources or jax._src.pjit:flatten_axis_resources": explain_shardings,
-    "jax._src.api:vmap.<locals>.vmap_f": explain_vmap,
-    "jax._src.interpreters.batching:_batch_inner": explain_vmap_result,
-    "jax._src.pjit:pjit_check_aval_sharding": explain_divisibility,
-    "jax._src.tree_util:broadcast_prefix": explain_broadcast,
-    "jax._src.api_util:argnums_partial2.<locals>.f_wrapped": explain_broadcast,
-    "jax._src.shard_map:_check_names or jax.experimental.shard_map:_check_names": explain_out_specs,
-    "jax._src.interpreters.pxla:_get_and_check_device_assignment": explain_devices,
-    "jax._src.interpreters.partial_eval:_check_returned_jaxtypes": _explain_returned,
-    "jax._src.stages:Compiled.call": _explain_compiled,
-    "jax._src.interpreters.pxla:check_array_xla_sharding_layout_match": _explain_compiled_shardings,
-    "jax._src.lax.control_flow.loops:while_loop.<locals>._create_jaxpr": explain_cond_fun,
-    "jax._src.lax.control_flow.loops:associative_scan": explain_associative_scan,
-    "jax._src.tree_util:tree_map": _explain_map,
-    "jax._src.tree_util:tree_map_with_path": _explain_map,
-    "jax._src.api:_jvp": _explain_jvp,
-    "jax._src.pjit:_infer_params": _explain_argument_types,
-    "jax._src.api:_vjp3_bwd or jax._src.api:_vjp_pullback_wrapper": _explain_pullback,
-    "jax._src.api:linear_transpose.<locals>.transposed_fun": _explain_pullback,
-    "jax._src.api:value_and_grad.<locals>.value_and_grad_f": _explain_differentiated,
-    "jax._src.api:jacrev.<locals>.jacfun": _explain_differentiated,
-    "jax._src.tree_util:tree_transpose": _explain_transpose,
-    "jax._src.lax.control_flow.loops:_infer_scan_length": explain_scanned,
-    "jax._src.custom_derivatives:_flatten_bwd": _explain_custom_vjp,
-    "jax._src.custom_derivatives:_flatten_jvp": _explain_custom_jvp,
-    "jax._src.core:typeof": _explain_invalid,
-    "jax._src.core:shaped_abstractify or jax._src.api_util:shaped_abstractify": _explain_invalid,
-    "jax._src.array:ArrayImpl._check_if_deleted": _explain_deleted,
+# The functions of JAX that raise -> the answer. `jax_private.TO_EXPLAIN` lists their places.
+ANSWERS: dict[str, Callable[[Calls], Answer]] = {
+    "_check_carry_type": explain_carry,
+    "_check_branch_outputs": explain_branches,
+    "flatten_axes": explain_prefix,
+    "flatten_axis_resources": explain_shardings,
+    "vmap_f": explain_vmap,
+    "_batch_inner": explain_vmap_result,
+    "pjit_check_aval_sharding": explain_divisibility,
+    "broadcast_prefix": explain_broadcast,
+    "f_wrapped": explain_broadcast,
+    "_check_names": explain_out_specs,
+    "_get_and_check_device_assignment": explain_devices,
+    "_check_returned_jaxtypes": _explain_returned,
+    "call": _explain_compiled,
+    "check_array_xla_sharding_layout_match": _explain_compiled_shardings,
+    "_create_jaxpr": explain_cond_fun,
+    "associative_scan": explain_associative_scan,
+    "tree_map": _explain_map,
+    "tree_map_with_path": _explain_map,
+    "_jvp": _explain_jvp,
+    "_infer_params": _explain_argument_types,
+    "_vjp3_bwd": _explain_pullback,
+    "_vjp_pullback_wrapper": _explain_pullback,
+    "transposed_fun": _explain_pullback,
+    "value_and_grad_f": _explain_differentiated,
+    "jacfun": _explain_differentiated,
+    "tree_transpose": _explain_transpose,
+    "_infer_scan_length": explain_scanned,
+    "_flatten_bwd": _explain_custom_vjp,
+    "_flatten_jvp": _explain_custom_jvp,
+    "typeof": _explain_invalid,
+    "shaped_abstractify": _explain_invalid,
+    "_check_if_deleted": _explain_deleted,
 }
 # Functions that flatten the user's trees before they call JAX again.
-_OUTER_PLACES: dict[str, Callable[[Calls], Answer]] = {
-    "jax._src.shard_map:_shard_map.<locals>.wrapped or "
-    "jax.experimental.shard_map:_shard_map.<locals>.wrapped": explain_wrapper
-}
-ANSWERS, OUTER_ANSWERS = (
-    {re.split("[.:]", place)[-1]: answer for places, answer in table.items() for place in places.split(" or ")}
-    for table in (_PLACES, _OUTER_PLACES)
-)
-PRIVATE = tuple(
-    PrivateName(places, "explain_errors says less about the errors that these functions raise")
-    for places in (*_PLACES, *_OUTER_PLACES)
-)
+OUTER_ANSWERS: dict[str, Callable[[Calls], Answer]] = {"wrapped": explain_wrapper}

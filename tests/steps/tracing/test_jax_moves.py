@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from compiling import quick_environment
 from moved_names import TABLES, cases, table
 
 from treeviz.explainer import answers
+from treeviz.steps.tracing.jax_private import TO_EXPLAIN
 from treeviz.tree.runtime import PrivateName, missing_names
 
 PROGRAM = Path(__file__).parents[2] / "moved_names.py"
@@ -69,4 +71,6 @@ def test_where_a_private_name_is_gone_the_rest_works_and_one_warning_says_what_i
 @pytest.mark.oldest_jax
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="some of the functions are newer")
 def test_the_functions_of_jax_whose_errors_are_explained_are_where_they_were():
-    assert [name.where for name in missing_names(answers.PRIVATE)] == []
+    places = [place for name in TO_EXPLAIN for place in name.where.split(" or ")]
+    assert {re.split("[.:]", place)[-1] for place in places} == {*answers.ANSWERS, *answers.OUTER_ANSWERS}
+    assert [name.where for name in missing_names(TO_EXPLAIN)] == []

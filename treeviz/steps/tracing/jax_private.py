@@ -106,6 +106,42 @@ TO_READ_PROGRAMS = _table("which arguments a step reads is not known", f"{_PXLA}
 TO_KNOW_HIJAX_TYPES = _table(
     "values of hijax types are shown as objects that JAX does not know", "jax._src.core:pytype_aval_mappings"
 )
+_CONTROL_FLOW, _TREES, _API_UTIL = "jax._src.lax.control_flow", "jax._src.tree_util", "jax._src.api_util"
+TO_EXPLAIN = _table(  # in tracebacks: `explainer.answers` knows them by their last names
+    "explain_errors says less about the errors that these functions raise",
+    f"{_CONTROL_FLOW}.loops:_check_carry_type",
+    f"{_CONTROL_FLOW}.conditionals:_check_branch_outputs",
+    f"{_API_UTIL}:flatten_axes",
+    f"{_API_UTIL}:flatten_axis_resources or {_PJIT}:flatten_axis_resources",
+    f"{_API}:vmap.<locals>.vmap_f",
+    "jax._src.interpreters.batching:_batch_inner",
+    f"{_PJIT}:pjit_check_aval_sharding",
+    f"{_TREES}:broadcast_prefix",
+    f"{_API_UTIL}:argnums_partial2.<locals>.f_wrapped",
+    "jax._src.shard_map:_check_names or jax.experimental.shard_map:_check_names",
+    f"{_PXLA}:_get_and_check_device_assignment",
+    "jax._src.interpreters.partial_eval:_check_returned_jaxtypes",
+    "jax._src.stages:Compiled.call",
+    f"{_PXLA}:check_array_xla_sharding_layout_match",
+    f"{_CONTROL_FLOW}.loops:while_loop.<locals>._create_jaxpr",
+    f"{_CONTROL_FLOW}.loops:associative_scan",
+    f"{_TREES}:tree_map",
+    f"{_TREES}:tree_map_with_path",
+    f"{_API}:_jvp",
+    f"{_PJIT}:_infer_params",
+    f"{_API}:_vjp3_bwd or {_API}:_vjp_pullback_wrapper",
+    f"{_API}:linear_transpose.<locals>.transposed_fun",
+    f"{_API}:value_and_grad.<locals>.value_and_grad_f",
+    f"{_API}:jacrev.<locals>.jacfun",
+    f"{_TREES}:tree_transpose",
+    f"{_CONTROL_FLOW}.loops:_infer_scan_length",
+    "jax._src.custom_derivatives:_flatten_bwd",
+    "jax._src.custom_derivatives:_flatten_jvp",
+    "jax._src.core:typeof",
+    f"jax._src.core:shaped_abstractify or {_API_UTIL}:shaped_abstractify",
+    "jax._src.array:ArrayImpl._check_if_deleted",
+    "jax._src.shard_map:_shard_map.<locals>.wrapped or jax.experimental.shard_map:_shard_map.<locals>.wrapped",
+)
 TO_WATCH = (*TO_SEE_GRADIENTS, *TO_READ_OPTIONS, *TO_REWRITE_PROGRAMS)
 PRIVATE = (*TO_WATCH, *TO_SEE_CALLS, *TO_COMPARE_PROCESSES, *TO_READ_PROGRAMS)
 
