@@ -6,22 +6,19 @@ import traceback
 
 import pytest
 
-_previous_filtering: list[str | None] = []
-
 
 def pytest_configure() -> None:
     """Keep JAX's frames in tracebacks, marked as hidden, so that the plugin finds the trees in them."""
     from treeviz.explainer.explain import keep_frames
 
-    _previous_filtering.append(keep_frames())
+    keep_frames()
 
 
 def pytest_unconfigure() -> None:
     """Restore JAX's filtering of tracebacks."""
-    from treeviz.explainer.explain import set_filtering
+    from treeviz.explainer.explain import restore_filtering
 
-    if _previous_filtering:
-        set_filtering(_previous_filtering.pop())
+    restore_filtering()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import pythons
 from explained import explained, lines_of
+from hostile_objects import boom
 from jax import lax
 from sample_nodes import AdamState, Layer, Validating
 
@@ -327,6 +328,45 @@ def test_jax_is_set_as_it_was_after_the_block_also_where_blocks_are_nested():
     with outer:
         pass
     assert jax.config.jax_traceback_filtering == before
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_jax_is_set_as_it_was_after_blocks_that_overlap(order):
+    before = jax.config.jax_traceback_filtering
+    blocks = [tv.explain_errors(), tv.explain_errors()]
+    for block in blocks:
+        block.__enter__()
+    settings = []
+    for i in order:
+        blocks[i].__exit__(None, None, None)
+        settings.append(jax.config.jax_traceback_filtering)
+    assert settings == ["tracebackhide", before]
+
+
+def of_notes(notes: Any) -> type[Exception]:
+    return type("Own", (Exception,), {"__notes__": notes})
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        of_notes(3),
+        of_notes(("treeviz: ",)),
+        of_notes(property(boom)),
+        of_notes(type("Notes", (), {"__iter__": boom})()),
+        type("Slots", (Exception,), {"__slots__": ()}),
+        type("Unset", (Exception,), {"__setattr__": boom}),
+        type("Unread", (Exception,), {"__getattribute__": boom}),
+    ],
+)
+def test_an_error_whose_class_takes_no_note_is_still_the_one_that_is_raised(cls):
+    def fail(_: Any) -> None:
+        raise error
+
+    error = cls("its message")
+    with pytest.raises(cls) as raised, tv.explain_errors():
+        jax.tree.map(fail, {"a": 1})
+    assert raised.value is error and BaseException.args.__get__(error) == ("its message",)
 
 
 def test_errors_of_the_user_and_of_other_code_get_no_note():

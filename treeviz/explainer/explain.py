@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from itertools import chain
 from shutil import get_terminal_size
 from types import TracebackType
@@ -16,6 +16,7 @@ import jax
 from treeviz.explainer import frames, libraries, raised
 from treeviz.explainer.answers import ANSWERS, OUTER_ANSWERS
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
+from treeviz.tree.runtime import Lock
 from treeviz.tree.text import guarded, printable_lines
 from treeviz.views.text.terminal import wrapped
 
@@ -30,7 +31,8 @@ def explanation(error: BaseException, limit_s: float = TIME_LIMIT_S) -> str:
     if not isinstance(error, Exception):
         return ""
     answers: list[str] = []
-    worker = threading.Thread(target=lambda: answers.append(_explanation(error)), daemon=True)
+    explain = partial(guarded, lambda: answers.append(_explanation(error)), lambda _: None)
+    worker = threading.Thread(target=explain, daemon=True)
     worker.start()
     worker.join(limit_s)
     return answers[0] if answers else ""
@@ -99,30 +101,28 @@ class explain_errors:
     """
 
     def __init__(self) -> None:
-        self._settings: list[Any] = []
         self._shell = _shell()
         self._began = self._shell is not None and _explain_cells(self._shell)
 
     def __enter__(self) -> explain_errors:
         self._leave_cells()
-        self._settings.append(keep_frames())
+        keep_frames()
         return self
 
     def __exit__(
         self, cls: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        setting = self._settings.pop()
-        set_filtering(setting)
+        setting = restore_filtering()
         if error is None:
             return
         add_explanation(error)
         if setting in ("auto", "quiet_remove_frames", "remove_frames") and self._shell is None:
-            error.__traceback__ = without_hidden(error.__traceback__)
+            guarded(lambda: BaseException.with_traceback(error, without_hidden(trace)), lambda _: None)
 
     def __call__(self, function: Callable) -> Callable:
         self._leave_cells()
 
-        @functools.wraps(function)
+        @wraps(function)
         def explained(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
@@ -143,9 +143,11 @@ class explain_errors:
 
 def add_explanation(error: BaseException) -> str:
     """Add the explanation to the error as a note, once. Returns it; "" if there is none."""
-    known = [note for note in getattr(error, "__notes__", ()) if type(note) is str and note.startswith("treeviz: ")]
-    if known:
-        return known[0]
+    notes = guarded(lambda: error.__notes__, lambda _: ())
+    if type(notes) is list:
+        for note in notes:
+            if type(note) is str and note.startswith("treeviz: "):
+                return note
     text = guarded(lambda: explanation(error), lambda _: "")
     if text:
         guarded(lambda: error.add_note(fitted(text, _width_of(sys.stderr))), lambda _: None)
@@ -162,15 +164,30 @@ def _width_of(stream: Any) -> int | None:
     return get_terminal_size().columns if guarded(lambda: stream.isatty(), lambda _: False) else None
 
 
-def keep_frames() -> str | None:
-    """Make JAX keep its frames in tracebacks, since they hold the trees. Returns the previous setting."""
-    before = getattr(jax.config, _FILTERING, None)
-    set_filtering(_KEEP_FRAMES if before is not None else None)
+_lock = Lock()
+_open: list[str | None] = []  # the setting before the first of the open blocks, once for each of them
+
+
+def keep_frames() -> None:
+    """Make JAX keep its frames in tracebacks, since they hold the trees, until `restore_filtering` is called as often.
+
+    Does nothing if this version of JAX lacks the setting.
+    """
+    with _lock:  # blocks may overlap, also in several threads
+        _open.append(_open[0] if _open else getattr(jax.config, _FILTERING, None))
+        _set_filtering(_KEEP_FRAMES if _open[0] is not None else None)
+
+
+def restore_filtering() -> str | None:
+    """End one `keep_frames`; the last one restores the setting. Returns the setting before the first one."""
+    with _lock:
+        before = _open.pop() if _open else None
+        if not _open:
+            _set_filtering(before)
     return before
 
 
-def set_filtering(setting: str | None) -> None:
-    """Does nothing if this version of JAX lacks the setting."""
+def _set_filtering(setting: str | None) -> None:
     if setting is not None:
         guarded(lambda: jax.config.update(_FILTERING, setting), lambda _: None)
 
