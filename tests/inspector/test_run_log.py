@@ -42,6 +42,7 @@ def test_a_function_gets_norms_ratios_and_counts_by_path_also_of_a_run_that_fail
         assert rows[step]["grads max_abs"] == 5 * factor and rows[step]["grads nonfinite"] == 0
     assert np.isnan(rows[2]["grads norm/layers/0/w"]) and np.isnan(rows[2]["grads norm"])
     assert rows[2]["grads norm/b"] == pytest.approx(b) and rows[2]["grads nonfinite"] == 6
+    assert np.isnan(rows[2]["grads max_abs"])
 
 
 def test_a_new_run_and_each_second_step_are_logged_under_their_numbers():

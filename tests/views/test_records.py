@@ -38,7 +38,9 @@ def test_a_run_has_a_record_for_each_leaf_and_step_and_merged_steps_say_so():
     run.bad[3, 1] = 2
     records = to_records(run.history(), "grads")
     assert len(records) == 80
-    assert records[7] == {"first_step": 3, "step": 3, "path": "['b']", "norm": run.grads[3, 1], "nonfinite": 2}
+    norms = {"norm": pytest.approx(np.nan, nan_ok=True), "finite_norm": run.grads[3, 1]}
+    assert records[7] == {"first_step": 3, "step": 3, "path": "['b']", **norms, "nonfinite": 2}
+    assert records[8]["norm"] == records[8]["finite_norm"] == run.grads[4, 0]
     merged = to_records(run.history(max_bytes=1), "grads")
     assert merged[0]["first_step"] == 0 < merged[0]["step"]
     assert sum(each["nonfinite"] for each in merged) == 2

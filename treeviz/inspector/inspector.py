@@ -22,7 +22,7 @@ from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.history import History, Timeline, main_source
 from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, flush_at_exit
-from treeviz.steps.statistics import LIGHT, StopTraining
+from treeviz.steps.statistics import FINITE, FINITE_PARTS, LIGHT, StopTraining
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.files.entries import mode_of
@@ -56,7 +56,10 @@ def to_frame(history: History, source: str) -> Frame:
         return _step_columns(entries, 1) | {name: values[:, 0] for name, values in columns.items()}
     tree_source = history.sources[source]
     leaves = np.flatnonzero(tree_source.has_number)
-    timelines = {statistic: history.values(source, statistic) for statistic in history.statistics(source)}
+    statistics = history.statistics(source)
+    if "nonfinite" in statistics and (history.values(source, "nonfinite").high > 0).any():
+        statistics += tuple(FINITE + name for name in statistics if name in FINITE_PARTS)
+    timelines = {statistic: history.values(source, statistic) for statistic in statistics}
     entries, columns = _on_common_entries(
         {
             name: (timeline, (timeline.latest if timeline.total is None else timeline.total)[:, leaves])
@@ -429,7 +432,8 @@ class GradientInspector:
             pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
 
         Where older steps were merged, "first_step" is below "step", values are those of the last step, and counts are
-        summed.
+        summed. "norm", "max_abs" and "mean" are NaN where a value of the leaf is NaN or infinite; a run that has such
+        values also has "finite_norm" and so on, those of the finite values alone.
 
         Args:
           source: The tree, one of `history.sources`; by default the first gradient. "scalars": the numbers
@@ -523,8 +527,8 @@ class GradientInspector:
 
         Names follow wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole tree,
         "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
-        "grads log2/…" in the steps that measure them. A norm is NaN if any of its values is not finite. If the logger
-        raises, one warning is logged; a slow logger delays no step.
+        "grads log2/…" in the steps that measure them. Norms and "max_abs" are NaN if a value is not finite. If the
+        logger raises, one warning is logged; a slow logger delays no step.
 
         Args:
           target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,

@@ -265,8 +265,8 @@ class NewSteps:
     def take_new(self, history: History) -> dict[int, Step]:
         """Return the steps since the last call, by number; where steps were merged, the last of each bucket.
 
-        Each has norms and ratios of norms per leaf and of the whole tree (NaN if a value is not finite), the number of
-        non-finite values, and the largest magnitude. Costs a float and a name per leaf, statistic and step.
+        Each has norms and ratios of norms per leaf and of the whole tree, and the largest magnitude, NaN if a value is
+        not finite; and the number of non-finite values. Costs a float and a name per leaf, statistic and step.
         """
         if history.run != self._run:
             self._run, self._n_returned, self._paths = history.run, {}, {}
@@ -282,8 +282,8 @@ class NewSteps:
                 self._add_norms(steps, step, history, f"{source} norm", source, values)
                 steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
             for step, values in self._new(history, source, "max_abs"):
-                numbers = steps.setdefault(step, Step()).numbers
-                numbers[f"{source} max_abs"] = float(np.nanmax(values, initial=-np.inf))
+                numbers, is_bad = steps.setdefault(step, Step()).numbers, (counts.get(step, np.zeros(1)) > 0).any()
+                numbers[f"{source} max_abs"] = np.nan if is_bad else float(np.nanmax(values, initial=-np.inf))
             for step, values in self._new(history, source, "histogram"):
                 histograms = steps.setdefault(step, Step()).histograms
                 histograms |= {f"{source} log2/{path}": values[leaf] for leaf, path in self._leaves(history, source)}

@@ -72,13 +72,13 @@ def gradient_series(
         results are shown at the root, findings about ratios in the series of the ratio.
     """
     leaf_rows = table.measured
-    norm = history.values(source, "norm", resolution=MOST_BUCKETS)
+    norm = history.values(source, "finite_norm", resolution=MOST_BUCKETS)
     bad = _bad(history, table, leaf_rows, norm, source)
     series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{title_of(source)} norm")]
     paths = {name: tree.paths for name, tree in history.sources.items()}
     received = sibling_name(source, "received")
     if received != source and paths.get(received) == paths[source]:
-        norm = history.values(received, "norm", resolution=MOST_BUCKETS)
+        norm = history.values(received, "finite_norm", resolution=MOST_BUCKETS)
         bad = _bad(history, table, leaf_rows, norm, received)
         series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{title_of(received)} norm"))
     shown_tree = section_of(source)[1], paths[source]
@@ -93,10 +93,12 @@ def gradient_series(
         ratios[source] = f"{title_of(source)} ÷ params"
     for name, title in ratios.items():
         if history.has_ratio(name, params):
-            norms = history.values(name, "norm", resolution=MOST_BUCKETS)
+            norms = history.values(name, "finite_norm", resolution=MOST_BUCKETS)
             bad = _bad(history, table, leaf_rows, norms, name, params)
             numerator = rolled_norms(table, leaf_rows, norms.latest)
-            denominator = rolled_norms(table, leaf_rows, history.values(params, "norm", resolution=MOST_BUCKETS).latest)
+            denominator = rolled_norms(
+                table, leaf_rows, history.values(params, "finite_norm", resolution=MOST_BUCKETS).latest
+            )
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = as_float32(numerator / np.where(denominator == 0, np.nan, denominator))
             values = _without_zeros(ratio, bad)

@@ -114,6 +114,8 @@ STATISTICS = {
         Statistic("cosine", "", 6, joined_by="mean"),  # with the gradients of the previous step, if given
     )
 }  # fmt: skip
+FINITE = "finite_"  # begins the name of a statistic of the finite values alone, in a leaf that has others, too
+FINITE_PARTS = (*(statistic.name for statistic in STATISTICS.values() if statistic.scaled_by), "rms")
 TOTAL_SHARES = sum(statistic.share for statistic in STATISTICS.values())
 
 LIGHT = tuple(s.name for s in STATISTICS.values() if s.measured_in == "light")
@@ -125,7 +127,7 @@ HISTOGRAM = (*FULL, *(s.name for s in STATISTICS.values() if s.measured_in == "h
 
 
 def check_statistics(statistics: Sequence[str]) -> tuple[str, ...]:
-    """Return the statistics as a tuple.
+    """Return the statistics as a tuple. Those that skip NaN and infinities come with "nonfinite", the count of these.
 
     Raises:
       ValueError: `measure` does not know one of them.
@@ -133,7 +135,8 @@ def check_statistics(statistics: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in statistics if name not in HISTOGRAM]
     if unknown:
         raise ValueError(f"no statistic {', '.join(map(repr, unknown))}; there are {', '.join(HISTOGRAM)}.")
-    return tuple(statistics)
+    is_counted = "nonfinite" in statistics or not set(FINITE_PARTS).intersection(statistics)
+    return (*statistics,) if is_counted else (*statistics, "nonfinite")
 
 
 def rms_of(norm: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

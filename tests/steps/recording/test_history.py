@@ -38,18 +38,24 @@ def filled(n_steps: int, **how) -> tuple[History, np.ndarray, np.ndarray]:
 
 def test_recent_steps_are_exact():
     history, norms, bad = filled(100)
-    series = history.values("grads", "norm")
+    series = history.values("grads", "finite_norm")
     np.testing.assert_array_equal(series.low, norms)
     np.testing.assert_array_equal(series.until, np.arange(100))
     np.testing.assert_array_equal(history.values("grads", "nonfinite", 1).total, bad[:, 1])
     step, numbers = history.last()
-    assert step == 99 and numbers["norm"].tolist() == norms[99].tolist()
+    assert step == 99 and numbers["finite_norm"].tolist() == norms[99].tolist()
+    shown = np.where(bad > 0, np.nan, norms)  # no norm, least of all that of nothing, stands for values that are NaN
+    np.testing.assert_array_equal(history.values("grads", "norm").latest, shown)
+    np.testing.assert_array_equal(history.values("grads", "rms", 1).low, shown[:, 1])
+    np.testing.assert_array_equal(numbers["norm"], shown[99])
+    np.testing.assert_array_equal(np.isnan(history.ratio("grads", "grads").latest), bad > 0)
 
 
 def test_without_memory_the_newest_eight_steps_and_two_to_four_buckets_are_there():
-    history, norms, _ = filled(100, max_bytes=0)
-    series = history.values("grads", "norm")
+    history, norms, bad = filled(100, max_bytes=0)
+    series = history.values("grads", "finite_norm")
     np.testing.assert_array_equal(series.latest[-8:], norms[-8:])
+    assert np.isnan(history.values("grads", "norm").latest[-8:]).tolist() == (bad[-8:] > 0).tolist()
     assert (series.n[-8:] == 1).all() and 2 <= len(series.n) - 8 <= 4 and series.n.sum() == 100
 
 
@@ -97,9 +103,9 @@ def test_memory_is_bounded_for_a_thousand_leaves_and_the_steps_are_all_accounted
 
 def test_a_range_and_a_resolution_can_be_asked_for():
     history, norms, _ = filled(500)
-    series = history.values("grads", "norm", first=100, until=199)
+    series = history.values("grads", "finite_norm", first=100, until=199)
     np.testing.assert_array_equal(series.latest, norms[100:200])
-    series = history.values("grads", "norm", 2, resolution=7)
+    series = history.values("grads", "finite_norm", 2, resolution=7)
     assert len(series.n) == 7 and series.n.sum() == 500
     assert series.high.max() == norms[:, 2].max() and series.low.min() == norms[:, 2].min()
 

@@ -25,8 +25,8 @@ def measured(step: int) -> Arrived:
 
 def contents(history: History) -> list:
     """All that a history says, to be compared."""
-    timelines = [history.values("grads", statistic) for statistic in STATISTICS]
-    return [None if part is None else part.tolist() for timeline in timelines for part in timeline]
+    timelines = [history.values("grads", statistic) for statistic in (*STATISTICS, "finite_norm")]
+    return [None if part is None else repr(part.tolist()) for timeline in timelines for part in timeline]
 
 
 def waiting(recorder: Recorder, steps: range) -> Recorder:

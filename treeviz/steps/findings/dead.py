@@ -330,7 +330,7 @@ def _last_layer_with_bias(tree: Searched, run: list[int]) -> list[int]:
     whole_layers = [layer for layer in tree.layers if set(layer) <= set(run)]
     if not whole_layers or all(tree.positions[leaf] <= tree.positions[whole_layers[-1]].max() for leaf in run):
         return []
-    norm = tree.history.values(params_name, "norm").latest[-1]
+    norm = tree.history.values(params_name, "finite_norm").latest[-1]
     for layer in reversed(whole_layers):
         biases = [leaf for leaf in layer if "," not in source.shapes[leaf] and "," in source.shapes[layer[0]]]
         if (norm[biases] > 0).any():
@@ -344,7 +344,7 @@ def _near_float16_limit(tree: Searched, run: list[int]) -> float | None:
     """The largest magnitude near leaves that are zero, if it is close to the smallest float16 number; else None."""
     order = [leaf for layer in tree.layers for leaf in layer]
     following = [leaf for leaf in order if tree.positions[leaf] > tree.positions[run[0]]][:2]
-    largest = tree.history.values(tree.name, "max_abs").latest
+    largest = tree.history.values(tree.name, "finite_max_abs").latest
     if not (largest[:, [*run, *following]] > 0).any():  # the leaves that the backward pass reaches first are zero, too
         following = [leaf for leaf in order if (largest[:, leaf] > 0).any()]
     return float16_scale(largest[:, [*run, *following]])

@@ -164,7 +164,7 @@ class Searched:
 
     @computed_once
     def norm(self) -> Timeline:
-        return self.history.values(self.name, "norm")
+        return self.history.values(self.name, "finite_norm")
 
     @computed_once
     def n_steps(self) -> int:

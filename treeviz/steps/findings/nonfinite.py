@@ -286,7 +286,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     when = f"in {n_steps} steps"
     if n_steps <= until - first:  # steps that were not inspected may have changed it
         when = f"from step {first} to {until}, looked at {n_steps} times"
-        params = tree.history.values(sibling_name(tree.name, "params"), "norm")
+        params = tree.history.values(sibling_name(tree.name, "params"), "finite_norm")
         is_still &= len(params.n) > 0 and params.low.min(axis=0) == params.high.max(axis=0)
     has_gradient = tree.is_trained
     grads_name = sibling_name(tree.name, "grads")
@@ -341,7 +341,7 @@ def _subnormal_fractions(tree: Searched) -> dict[int, float]:
             )
             for leaf, exponent in leaves.items()
         }
-    largest = tree.history.values(tree.name, "max_abs").latest
+    largest = tree.history.values(tree.name, "finite_max_abs").latest
     is_reported = any(finding.kind == "underflow" for finding in dead(tree))
     if is_reported or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
         return {}
@@ -355,7 +355,7 @@ def _small_dtypes(tree: Searched) -> dict[int, str]:
     dtypes = {leaf: dtype for leaf, dtype in enumerate(tree.source.dtypes) if dtype in _SMALL_RANGE}
     if kind_of(tree.name) != "grads":
         return dtypes
-    largest = tree.history.values(tree.name, "max_abs").latest
+    largest = tree.history.values(tree.name, "finite_max_abs").latest
     others = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if leaf not in dtypes]
     return dtypes | {leaf: "float16" for leaf in others if float16_scale(largest[:, leaf]) is not None}
 
@@ -373,7 +373,7 @@ def _or_less_in_others(leaves: Sequence[int], parts: dict[int, float]) -> str:
 def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
     params_name = sibling_name(tree.name, "params")
     params = tree.history.sources.get(params_name)
-    ratio = tree.history.ratio(tree.name, params_name)
+    ratio = tree.history.ratio(tree.name, params_name, "finite_norm")
     if params is None or ratio is None or not tree.has_enough_steps:
         return
     typical = {}

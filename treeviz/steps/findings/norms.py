@@ -22,7 +22,7 @@ from treeviz.steps.findings.finding import (
     pattern,
 )
 from treeviz.steps.recording.history import History, Timeline, occurs_in
-from treeviz.steps.statistics import is_beside, kind_of, natural, result_kind, shape_of, sibling_name
+from treeviz.steps.statistics import FINITE, is_beside, kind_of, natural, result_kind, shape_of, sibling_name
 from treeviz.tree.text import number_text
 
 _FEWEST_LAYERS = 5  # for a trend over depth
@@ -235,7 +235,7 @@ def _trend(tree: Searched, values: np.ndarray) -> int:
 def _leap_finding(tree: Searched, moves: np.ndarray) -> Finding | None:
     """The first updates moved most parameters by several times their norm, so their initialisation is lost."""
     params_name = sibling_name(tree.name, "params")
-    params, sizes = tree.history.values(params_name, "norm"), np.array(tree.source.sizes)
+    params, sizes = tree.history.values(params_name, "finite_norm"), np.array(tree.source.sizes)
     is_first = params.first - params.first[0] < tree.thresholds.fewest_steps
     norm = params.latest[is_first]
     distance = np.maximum(tree.norm.latest[is_first], norm - norm[0])
@@ -264,7 +264,7 @@ def _gradients_stay_large(updates: Searched) -> bool:
     name = sibling_name(updates.name, "grads")
     if name not in updates.history.sources:
         return True
-    norm, fewest = updates.history.values(name, "norm"), updates.thresholds.fewest_steps
+    norm, fewest = updates.history.values(name, "finite_norm"), updates.thresholds.fewest_steps
     since = norm.first - norm.first[0]
     root = np.sqrt(np.nansum(norm.high[since < fewest] ** 2, axis=1))
     falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
@@ -287,10 +287,10 @@ def ratio(tree: Searched) -> Iterator[Finding]:
     if kind_of(tree.name) != "updates":
         return
     params_name, thresholds = sibling_name(tree.name, "params"), tree.thresholds
-    updates, ratios = tree.norm, tree.history.ratio(tree.name, params_name)
+    updates, ratios = tree.norm, tree.history.ratio(tree.name, params_name, "finite_norm")
     if ratios is None:
         return
-    params = tree.history.values(params_name, "norm")
+    params = tree.history.values(params_name, "finite_norm")
     source = tree.history.sources[params_name]
     is_moving = updates.high.max(axis=0) > 0  # the others are dead, frozen or not trained
     if (leap := _leap_finding(tree, is_moving)) is not None:
@@ -390,7 +390,7 @@ def _update_before(tree: Searched, event: np.ndarray) -> str:
     name, step = sibling_name(tree.name, "updates"), int(tree.norm.first[event[0]]) - 1
     if kind_of(tree.name) != "grads" or "norm" not in tree.history.statistics(name):
         return ""
-    updates = tree.history.values(name, "norm")
+    updates = tree.history.values(name, "finite_norm")
     root = np.sqrt(np.nansum(updates.high**2, axis=1))
     entry = np.flatnonzero((updates.first <= step) & (step <= updates.until))
     before = root[max(entry[0] - _BEFORE, 0) : entry[0]] if entry.size else root[:0]
@@ -526,7 +526,7 @@ def _norm_pairs(history: History, before: str, after: str, thresholds: Threshold
 
 def _exact_values(history: History, name: str, statistic: str) -> tuple[np.ndarray, np.ndarray]:
     """The steps that have an entry of their own, each once, and the values of the leaves at these steps."""
-    timeline = history.values(name, statistic)
+    timeline = history.values(name, FINITE + statistic)
     steps, places = np.unique(timeline.until[timeline.n == 1], return_index=True)
     return steps, timeline.latest[timeline.n == 1][places]
 
@@ -596,7 +596,7 @@ def _spread(values: np.ndarray, part: float) -> float:
 
 
 def _constant_norm_finding(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    timeline: Timeline = history.values(name, "norm")
+    timeline: Timeline = history.values(name, "finite_norm")
     is_exact = timeline.n == 1  # in a bucket, the norms of the leaves can come from different steps
     is_exact &= ~occurs_in(history.values(name, "nonfinite"), timeline).any(axis=1)
     norms = timeline.latest[is_exact]

@@ -12,7 +12,17 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.decode import ReadSteps
-from treeviz.steps.statistics import STATISTICS, TOTAL_SHARES, is_beside, kind_of, rms_of, section_of, sibling_name
+from treeviz.steps.statistics import (
+    FINITE,
+    FINITE_PARTS,
+    STATISTICS,
+    TOTAL_SHARES,
+    is_beside,
+    kind_of,
+    rms_of,
+    section_of,
+    sibling_name,
+)
 from treeviz.tree.series import merged
 from treeviz.tree.text import printable
 
@@ -40,6 +50,12 @@ class Timeline(NamedTuple):
     high: np.ndarray
     latest: np.ndarray
     total: np.ndarray | None
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Timeline:
+        """Replace the values of each kind by what the function returns for them."""
+        low, high, latest = function(self.low), function(self.high), function(self.latest)
+        total = None if self.total is None else function(self.total)
+        return self._replace(low=low, high=high, latest=latest, total=total)
 
 
 class Track:
@@ -601,33 +617,36 @@ class History:
         """Return a statistic over time, of one leaf or of all.
 
         Args:
+          statistic: "norm", "max_abs", "mean" and "rms" are NaN where a value of the leaf is NaN or infinite; those of
+            its finite values are "finite_norm", "finite_max_abs", "finite_mean" and "finite_rms".
           leaf: The index of a leaf in `sources[source].paths`; None for all leaves, as the last axis.
           first, until: The first and the last step to return.
           resolution: The most entries; neighbours are merged.
         """
-        if statistic == "rms":
-            sizes = self.sources[source].sizes
-            norm = self.values(source, "norm", first=first, until=until, resolution=resolution)
-            low, high, latest = (rms_of(x, sizes) for x in (norm.low, norm.high, norm.latest))
-            timeline = norm._replace(low=low, high=high, latest=latest)
-        elif (source, statistic) in self.tracks:
-            timeline = self.tracks[source, statistic].timeline(first, until, resolution)
-        else:
-            timeline = Track(*self.kind_of(source, statistic), 0).timeline()
-        if leaf is None:
-            return timeline
-        low, high, latest = (x[:, leaf] for x in (timeline.low, timeline.high, timeline.latest))
-        total = None if timeline.total is None else timeline.total[:, leaf]
-        return timeline._replace(low=low, high=high, latest=latest, total=total)
+        name = statistic.removeprefix(FINITE)
+        stored = "norm" if name == "rms" else name
+        track = self.tracks.get((source, stored)) or Track(*self.kind_of(source, stored), 0)
+        timeline = track.timeline(first, until, resolution)
+        if name == "rms":
+            timeline = timeline.map(lambda norm: rms_of(norm, self.sources[source].sizes))
+        counts = self.tracks.get((source, "nonfinite"))
+        if statistic in FINITE_PARTS and counts is not None:
+            bad = occurs_in(counts.timeline(first, until), timeline)
+            timeline = timeline.map(lambda values: np.where(bad, np.nan, values)) if bad.any() else timeline
+        return timeline if leaf is None else timeline.map(lambda values: values[:, leaf])
 
     def last(self, source: str = "grads") -> tuple[int, dict[str, np.ndarray]]:
-        """Return the newest step of a source, and its statistics by name; (-1, {}) before the first step."""
+        """Return the newest step of a source, and its statistics as in `values`; (-1, {}) before the first step."""
         newest = {statistic: self.tracks[source, statistic].latest() for statistic in self.statistics(source)}
         known = {statistic: pair for statistic, pair in newest.items() if pair is not None}
         step = max((step for step, _ in known.values()), default=-1)
         numbers = {statistic: values for statistic, (at, values) in known.items() if at == step}
         if "norm" in numbers:
             numbers["rms"] = rms_of(numbers["norm"], self.sources[source].sizes)
+        bad = numbers.get("nonfinite", np.zeros(1)) > 0
+        if bad.any():
+            finite = {FINITE + name: numbers[name] for name in FINITE_PARTS if name in numbers}
+            numbers |= finite | {name: np.where(bad, np.nan, numbers[name]) for name in FINITE_PARTS if name in numbers}
         return step, numbers
 
     def worst(self, source: str = "grads", n: int = 10, statistic: str = "norm") -> list[int]:
@@ -635,13 +654,13 @@ class History:
         _, numbers = self.last(source)
         if statistic not in numbers:
             return []
-        magnitude = np.where(np.isnan(numbers[statistic]), -np.inf, numbers[statistic])
+        magnitude = np.nan_to_num(numbers.get(FINITE + statistic, numbers[statistic]), nan=-np.inf, posinf=np.inf)
         bad = np.maximum(numbers.get("nonfinite", np.zeros(len(magnitude), np.int64)), 0)
         order = np.lexsort((np.arange(len(magnitude)), -magnitude, -bad))
         has_number = self.sources[source].has_number
         return [int(leaf) for leaf in order if has_number[leaf]][:n]
 
-    def ratio(self, of: str, to: str, **options) -> Timeline | None:
+    def ratio(self, of: str, to: str, statistic: str = "norm", **options) -> Timeline | None:
         """Divide the norms of one source by those of another, leaf by leaf, e.g. "updates" by "params".
 
         Returns None unless both have the same leaves at the same steps. In buckets, `latest` is exact, and `low` and
@@ -649,7 +668,7 @@ class History:
         """
         if not self.has_ratio(of, to):
             return None
-        numerator, denominator = self.values(of, "norm", **options), self.values(to, "norm", **options)
+        numerator, denominator = (self.values(source, statistic, **options) for source in (of, to))
         with np.errstate(divide="ignore", invalid="ignore"):
             low, high, latest = (
                 numerator.low / denominator.high,

@@ -70,7 +70,6 @@ class Settings(NamedTuple):
     stacked: Stacked | None
 
     def check(self) -> None:
-        check_statistics(self.statistics)
         stacked_axes(self.stacked or ())
         if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
             raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
@@ -253,7 +252,7 @@ def watch(
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
-    settings = Settings(every, heavy_every, statistics, match, exact, updates, first, stacked)
+    settings = Settings(every, heavy_every, check_statistics(statistics), match, exact, updates, first, stacked)
     settings.check()
     why_not = jax_private.why_not()
     if why_not:
