@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import At, n_bytes_of
+from treeviz.tree.files.entries import At, n_bytes_of, state_of
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import visible
 
@@ -46,8 +46,8 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
     except ImportError as error:
         raise not_installed(error, "gguf") from error
     with open(path, "rb") as file:
+        size, state = os.fstat(file.fileno()).st_size, state_of(file)
         tensors, start = _Header(file).tensors()
-        size = os.fstat(file.fileno()).st_size
     ranges: list[tuple[int, int, str]] = []
     known: dict[tuple[tuple[int, ...], int], _Kind] = {}  # the arrays of a model have few shapes
     for name, shape, code, offset in tensors:
@@ -56,7 +56,8 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
             type_ = GGMLQuantizationType(code)
             kind = known[shape, code] = _kind(_shown(name), shape, type_, *GGML_QUANT_SIZES[type_])
         ranges.append((offset, offset + kind.n_bytes, name))
-        chunks = At(path, start + offset) if kind.blocks is None else _Blocks(path, start + offset, kind.blocks)
+        at = At(path, start + offset, state)
+        chunks = at if kind.blocks is None else _Blocks(at, kind.blocks)
         yield name, Stored(kind.shape, kind.dtype, chunks, name, kind.n_bytes, kind.stored_as, kind.text)
     _check_ranges(ranges, size - start)
 
@@ -94,8 +95,7 @@ def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_byte
 class _Blocks(NamedTuple):
     """Reads the dequantized values of a tensor."""
 
-    path: Path
-    start: int
+    at: At
     kind: Any
 
     def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
@@ -103,8 +103,7 @@ class _Blocks(NamedTuple):
         from gguf.quants import dequantize
 
         n_bytes_of_block, rest = GGML_QUANT_SIZES[self.kind][1], np.empty(0, np.uint8)
-        chunks = At(self.path, self.start)
-        for chunk in chunks(Stored((stored.nbytes,), np.dtype(np.uint8), chunks)):
+        for chunk in self.at(Stored((stored.nbytes,), np.dtype(np.uint8), self.at)):
             blocks = np.concatenate([rest, chunk])
             n = len(blocks) - len(blocks) % n_bytes_of_block
             for i in range(0, n, n_step := max(1, CHUNK // 8 // n_bytes_of_block) * n_bytes_of_block):

@@ -40,7 +40,7 @@ from treeviz.tree.text import class_name, visible
 _MOST_HEADER = 1_000_000  # bytes of the metadata of an array
 _AT_ONCE = 1_000  # concurrent reads
 _READ_S = 60  # the longest wait for the file system
-_CACHE = 256 << 20  # bytes of decoded chunks; a large chunk is read from it in parts
+_CACHE = 128 << 20  # bytes of decoded chunks; a large chunk is read from it in parts
 HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # header file -> driver of TensorStore
 
 
@@ -50,11 +50,18 @@ def folders(folder: Path) -> list[str]:
 
 
 class Headers:
-    """The metadata of the arrays in a folder, which TensorStore stores in one database or in one folder per array."""
+    """The metadata of the arrays in a folder, which TensorStore stores in one database or in one folder per array.
+
+    Attributes:
+      has_all_chunks: Whether a missing chunk is lost. Otherwise it has zeros, which older releases do not store.
+    """
+
+    has_all_chunks = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.has_database = (folder / "manifest.ocdbt").is_file()
+        self._manifest = self._read_manifest()
 
     def names(self) -> list[str]:
         """The names of the arrays, if no other file lists them."""
@@ -100,7 +107,16 @@ class Headers:
         for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
             if not path.is_file():  # TensorStore would wait for a pipe
                 raise ValueError(f"{visible(path.name, 100)} in it is no file")
-        return _tensorstore().KvStore.open(self._kvstore(), context=_context()).result(_READ_S)
+        return _tensorstore().KvStore.open(self._kvstore(), context=self._context()).result(_READ_S)
+
+    def _read_manifest(self) -> bytes:
+        """The root of the database, which has a new identifier in every checkpoint."""
+        return read_bounded(self._folder / "manifest.ocdbt", _MOST_HEADER) if self.has_database else b""
+
+    def _context(self) -> Any:
+        if self._read_manifest() != self._manifest:
+            raise ValueError("the checkpoint was written again since it was read: read it again")
+        return _context(self._folder, self._manifest)
 
     def _kvstore(self) -> dict[str, Any]:
         files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
@@ -110,8 +126,10 @@ class Headers:
         """Opens the array in TensorStore."""
         kvstore = self._kvstore()
         kvstore["path"] = f"{kvstore.get('path', '')}{stored.name}/"
-        spec = {"driver": HEADERS[header], "kvstore": kvstore}
-        array = _tensorstore().open(spec, open=True, read=True, context=_context()).result(_READ_S)
+        spec: dict[str, Any] = {"driver": HEADERS[header], "kvstore": kvstore}
+        if self.has_all_chunks:
+            spec["fill_missing_data_reads"] = False
+        array = _tensorstore().open(spec, open=True, read=True, context=self._context()).result(_READ_S)
         if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
             raise ValueError("the array in the checkpoint is another now")
         return array
@@ -151,8 +169,9 @@ def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ..
     return tuple(shape), dtype
 
 
-@lru_cache(maxsize=1)
-def _context() -> Any:
+@lru_cache(maxsize=2)  # a diff reads two checkpoints
+def _context(folder: Path, manifest: bytes) -> Any:
+    """TensorStore's caches for one state of a folder. With others in them, it would compare their identifiers."""
     return _tensorstore().Context({"cache_pool": {"total_bytes_limit": _CACHE}})
 
 
@@ -333,6 +352,7 @@ def _placeholder_name(node: Any) -> str | None:
 
 
 _MOST_JSON = 100_000_000  # bytes
+_ALL_CHUNKS = re.compile(rb'"store_array_data_equal_to_fill_value"\s*:\s*true')
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _ALONE = ("default", "state", "pytree")  # items that may be the whole checkpoint; the last two in version 1 only
@@ -446,7 +466,9 @@ def _read_tree(folder: Path) -> Any:
     if (folder / "_METADATA").is_file():
         keys = _random_keys(folder)  # first, since reading them needs memory
         with naming(folder / "_METADATA") as path:
-            entries = [*entries_of(read_bounded(path, _MOST_JSON))]
+            text = [read_bounded(path, _MOST_JSON)]  # popped, so that it can be freed
+            headers.has_all_chunks = _ALL_CHUNKS.search(text[0]) is not None
+            entries = [*entries_of(text.pop())]
         texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY_NODES, "string")]
         arrays = headers.read(names)

@@ -7,14 +7,14 @@ import zipfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
 from treeviz.tree.files.arrays import Pairs, read_index
-from treeviz.tree.files.entries import LoadError, Unread, nested, refuse, with_scales
+from treeviz.tree.files.entries import LoadError, Unread, check_unchanged, nested, refuse, state_of, with_scales
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import error_text, visible
 
@@ -25,8 +25,8 @@ _MOST_LEVELS = 100
 
 def read_torch(path: Path) -> Any:
     """The tree in the file; a dict with dotted names, as from `state_dict`, becomes nested."""
-    torch, contents = _loaded(path)
-    return _Converter(torch).tree(contents, "", 0)
+    contents, converter = _loaded(path)
+    return converter.tree(contents, "", 0)
 
 
 def read_torch_index(path: Path) -> Pairs:
@@ -35,16 +35,17 @@ def read_torch_index(path: Path) -> Pairs:
 
 
 def _named_tensors(path: Path) -> Pairs:
-    torch, contents = _loaded(path)
+    contents, converter = _loaded(path)
     if not isinstance(contents, dict):
         raise ValueError("it has no names")
-    convert = _Converter(torch).tree
-    return ((str(name), convert(tensor, str(name), 1)) for name, tensor in contents.items())
+    return ((str(name), converter.tree(tensor, str(name), 1)) for name, tensor in contents.items())
 
 
-def _loaded(path: Path) -> tuple[Any, Any]:
-    """The torch module, and the contents of a file."""
-    _check_archive(path)
+def _loaded(path: Path) -> tuple[Any, _Converter]:
+    """The contents of a file, and what makes a tree of them."""
+    with open(path, "rb") as file:
+        state = state_of(file)
+        _check_archive(path, file)
     try:
         import torch
     except ImportError as error:
@@ -62,7 +63,7 @@ def _loaded(path: Path) -> tuple[Any, Any]:
                     f"treeviz.render(tree). ({visible(_refused_line(message), 200)})"
                 ) from None
             raise ValueError(error_text(error)) from None
-    return torch, contents
+    return contents, _Converter(torch, path, state)
 
 
 def _refused_line(why: str) -> str:
@@ -71,15 +72,14 @@ def _refused_line(why: str) -> str:
     return next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0] if lines else "")
 
 
-def _check_archive(path: Path) -> None:
+def _check_archive(path: Path, file: IO[bytes]) -> None:
     """Raise an error unless the file is an archive of PyTorch 1.6 or later: uncompressed, with a small pickle."""
-    with open(path, "rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            raise LoadError(
-                f"{visible(str(path), 1000)} is no archive of PyTorch 1.6 or later. A plain pickle is not opened: that "
-                "runs whatever code the file contains. Load it yourself, if you trust it, and save it again."
-            )
-    with zipfile.ZipFile(path) as archive:
+    if file.read(4) != b"PK\x03\x04":
+        raise LoadError(
+            f"{visible(str(path), 1000)} is no archive of PyTorch 1.6 or later. A plain pickle is not opened: that "
+            "runs whatever code the file contains. Load it yourself, if you trust it, and save it again."
+        )
+    with zipfile.ZipFile(file) as archive:
         if any("/code/" in member.filename for member in archive.infolist()):
             raise LoadError(
                 f"{visible(str(path), 1000)} holds a program of TorchScript, which treeviz does not open. Save its "
@@ -95,8 +95,8 @@ def _check_archive(path: Path) -> None:
 class _Converter:
     """Converts tensors to leaves whose values stay in the file."""
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+    def __init__(self, torch: Any, path: Path, state: tuple[int, ...]) -> None:
+        self._torch, self._path, self._state = torch, path, state
         self._n_values = 0
 
     def tree(self, value: Any, name: str, level: int) -> Any:
@@ -129,7 +129,22 @@ class _Converter:
             text = "" if layout == "strided" else layout
             return Stored(shape, np.dtype(np.void), refused, name, n_bytes, kind, text)
         dtype = np.dtype(known)
-        return Stored(shape, dtype, partial(_values, torch, tensor.detach()), name, n_bytes)
+        return Stored(shape, dtype, partial(self._values, tensor.detach()), name, n_bytes)
+
+    def _values(self, tensor: Any, stored: Stored) -> Iterator[np.ndarray]:
+        torch = self._torch
+        if tensor.ndim == 0:
+            tensor = tensor.reshape(1)
+        words = {1: torch.uint8, 2: torch.int16}
+        n_rows = max(1, CHUNK // max(1, tensor[:1].numel() * tensor.element_size()))
+        for i in range(0, len(tensor), n_rows):
+            with open(self._path, "rb") as file:  # PyTorch maps it: if it shrinks, reading would crash the process
+                check_unchanged(file, self._state)
+            rows = tensor[i : i + n_rows].contiguous()
+            if stored.dtype.kind == "V":  # a dtype of ml_dtypes, which PyTorch cannot convert to NumPy
+                yield rows.view(words[stored.dtype.itemsize]).numpy().reshape(-1).view(stored.dtype)
+            else:
+                yield rows.resolve_conj().resolve_neg().numpy().reshape(-1)
 
 
 def _nested(children: dict[Any, Any]) -> Any:
@@ -140,16 +155,3 @@ def _nested(children: dict[Any, Any]) -> Any:
     if children and set(children) == set(range(len(children))):  # the states of an optimizer
         return [children[i] for i in range(len(children))]
     return children
-
-
-def _values(torch: Any, tensor: Any, stored: Stored) -> Iterator[np.ndarray]:
-    if tensor.ndim == 0:
-        tensor = tensor.reshape(1)
-    words = {1: torch.uint8, 2: torch.int16}
-    n_rows = max(1, CHUNK // max(1, tensor[:1].numel() * tensor.element_size()))
-    for i in range(0, len(tensor), n_rows):
-        rows = tensor[i : i + n_rows].contiguous()
-        if stored.dtype.kind == "V":  # a dtype of ml_dtypes, which PyTorch cannot convert to NumPy
-            yield rows.view(words[stored.dtype.itemsize]).numpy().reshape(-1).view(stored.dtype)
-        else:
-            yield rows.resolve_conj().resolve_neg().numpy().reshape(-1)

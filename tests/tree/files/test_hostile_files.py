@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import mutated_files
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import treeviz
 from treeviz import cli
 from treeviz.reader import read
 from treeviz.tree.files.entries import LoadError, Unread
+from treeviz.tree.stored import Stored
 
 MB = 1 << 20
 ONES = np.ones(3, np.float32)
@@ -176,13 +178,29 @@ def test_an_array_whose_checksum_is_wrong_says_so_in_its_row_and_the_others_are_
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
-def test_a_file_that_shrinks_while_it_is_read_is_an_error_in_its_row(tmp_path, suffix):
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_in_its_row(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("treeviz.tree.files.entries.check_unchanged", lambda *_: None)  # as if it shrank after that
     path = tmp_path / f"m{suffix}"
     path.write_bytes(npy(ONES) if suffix == ".npy" else safetensors({"a": tensor(0, 12, [3], "F32")}, bytes(12)))
     tree = read(path)
     path.write_bytes(path.read_bytes()[:-12])
     (leaf,) = treeviz.render(tree, stats=True).table.leaves
     assert leaf.notes[0].text == "could not be read: EOFError: its last 12 bytes are not there"
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "stored.npz", "safetensors", "msgpack", "eqx", "gguf", "torch"])
+def test_values_of_a_file_that_was_written_again_are_refused_until_it_is_read_again(tmp_path, kind):
+    mutated_files.SAMPLES[kind](tmp_path)
+    (path,) = tmp_path.iterdir()
+    tree, status = read(path), path.stat()
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if type(leaf) is Stored]
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))  # as if the clock had gone on
+    for array in arrays:
+        for look in (np.asarray, lambda array: array.part((slice(0, 1),) * array.ndim)):
+            with pytest.raises(ValueError, match="the file was written again since it was read: read it again"):
+                look(array)
+    for array in filter(lambda leaf: type(leaf) is Stored, jax.tree.leaves(read(path))):
+        np.asarray(array)
 
 
 @pytest.mark.parametrize("compress", [bz2.compress, lzma.compress], ids=["bz2", "lzma"])

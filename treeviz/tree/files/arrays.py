@@ -28,11 +28,13 @@ from treeviz.tree.files.entries import (
     LoadError,
     Unread,
     check_size_of_json,
+    check_unchanged,
     is_file,
     n_bytes_of,
     parse_json,
     read_bounded,
     refuse,
+    state_of,
     without_repeats,
 )
 from treeviz.tree.stored import Stored, chunks_from
@@ -63,9 +65,9 @@ class _Header(NamedTuple):
 
 def read_npy(path: Path) -> Stored:
     with open(path, "rb") as file:
-        header = _read_header(file, "the array")
+        header, state = _read_header(file, "the array"), state_of(file)
         _check_size("the array", header, os.fstat(file.fileno()).st_size)
-    return header.stored(At(path, header.start), path.name)
+    return header.stored(At(path, header.start, state), path.name)
 
 
 def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
@@ -102,7 +104,7 @@ def read_eqx(path: Path) -> list[Stored]:
     """The arrays of a file of `equinox.tree_serialise_leaves`, in order; the file has no names."""
     arrays: list[Stored] = []
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        size, state = os.fstat(file.fileno()).st_size, state_of(file)
         if file.read(1) == b"{":  # hyperparameters in JSON, as in Equinox' documentation
             file.readline(_MAX_LINE)
         else:
@@ -114,7 +116,7 @@ def read_eqx(path: Path) -> list[Stored]:
             header = _read_header(file, name)
             header = header._replace(start=start + header.start)
             _check_size(name, header, size)
-            arrays.append(header.stored(At(path, header.start), name))
+            arrays.append(header.stored(At(path, header.start, state), name))
             file.seek(header.start + header.n_bytes)
     return arrays
 
@@ -134,6 +136,8 @@ class _Member(NamedTuple):
     def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
         @contextmanager
         def open_values() -> Iterator[IO[bytes]]:
+            if (file := self.archive.fp) is not None:
+                check_unchanged(file, file.state)  # type: ignore[attr-defined]
             member = zipfile.ZipInfo(self.place[0])
             for name, value in zip(_PLACE[1:], self.place[1:], strict=True):
                 setattr(member, name, value)
@@ -149,6 +153,10 @@ _new_member = partial(tuple.__new__, _Member)  # twice as fast as `_Member`
 
 class _Bounded(io.BufferedReader):
     """A file that refuses to read a list of members that would exhaust the memory."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self.state = state_of(self)
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_DIRECTORY:
@@ -260,8 +268,8 @@ _NEWER["F4"] = ("float4_e2m1fn", 4)
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
-    size = path.stat().st_size
     with open(path, "rb") as file:
+        size, state = os.fstat(file.fileno()).st_size, state_of(file)
         n_header = int.from_bytes(file.read(8), "little")
         if size < 8 or n_header > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
@@ -276,7 +284,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             kind = kinds[dtype, shape] = _tensor_type(_shown(key), dtype, shape, end - start)
         if end - start != kind.n_bytes:
             raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
-        chunks = At(path, start_of_data + start)
+        chunks = At(path, start_of_data + start, state)
         chunks = chunks if kind.values is None else partial(kind.values, chunks)
         yield key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)
     _check_ranges(ranges, n_data)
@@ -481,7 +489,7 @@ class _Scanner:
     """Reads msgpack values from a file, and skips the bytes of arrays."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self._path, self._file = path, file
+        self._path, self._file, self._state = path, file, state_of(file)
         self._size = os.fstat(file.fileno()).st_size
         self._at = self._n_values = 0
         self._buffer, self._from = b"", 0  # a few bytes of the file, and their offset
@@ -604,7 +612,7 @@ class _Scanner:
                 shape, dtype, n_bytes = self._known.get(self._buffer[position : position + length], _UNKNOWN)
                 if length + n_bytes == n:
                     self._at, self._n_values = end, self._n_values + 4 + len(shape)
-                    return Stored(shape, dtype, At(self._path, start + length), name, n_bytes)
+                    return Stored(shape, dtype, At(self._path, start + length, self._state), name, n_bytes)
         elif kind != _COMPLEX:
             self._skip(n)
             return Unread("extension", f"{n:,} bytes of the kind {kind - 256 * (kind > 127)}")
@@ -631,7 +639,7 @@ class _Scanner:
         dtype = np.dtype(getattr(ml_dtypes, dtype_name, None) or dtype_name)
         if dtype.hasobject or n_bytes_of(shown, shape, dtype) != data.n:
             raise ValueError(f"{shown!r} has {data.n:,} bytes, and needs others for {tuple(shape)} of {dtype}")
-        return Stored(tuple(shape), dtype, At(self._path, data.start), name)
+        return Stored(tuple(shape), dtype, At(self._path, data.start, self._state), name)
 
     def _chunked(self, entries: dict[Any, Any], name: str) -> Stored:
         shown = visible(name, 200)

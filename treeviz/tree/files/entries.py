@@ -42,24 +42,38 @@ def _(unread: Unread) -> Description:
     return Description(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
+def state_of(file: IO[bytes]) -> tuple[int, ...]:
+    """Changes when the file at this path is written or replaced."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(file: IO[bytes], state: tuple[int, ...]) -> None:
+    """Raise a ValueError if the file is not in this state, so that what was known of it may be wrong."""
+    if state_of(file) != state:
+        raise ValueError("the file was written again since it was read: read it again")
+
+
 class At(NamedTuple):
     """Reads the values in a file from `start` on."""
 
     path: Path
     start: int
+    state: tuple[int, ...]  # of the file when its header was read
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        with open(self.path, "rb") as file:
+            check_unchanged(file, self.state)
+            file.seek(self.start)
+            yield file
 
     def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
-        @contextmanager
-        def open_values() -> Iterator[IO[bytes]]:
-            with open(self.path, "rb") as file:
-                file.seek(self.start)
-                yield file
-
-        return chunks_from(open_values, stored)
+        return chunks_from(self.opened, stored)
 
     def later(self, n_bytes: int) -> At:
         """A reader that starts `n_bytes` later."""
-        return At(self.path, self.start + n_bytes)
+        return self._replace(start=self.start + n_bytes)
 
     def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
         """A part of the array; reads a few pages of the file for each row."""
@@ -67,7 +81,7 @@ class At(NamedTuple):
         ordered = np.sort(places, axis=None)
         values = np.empty(ordered.shape, stored.dtype)
         runs = np.flatnonzero(np.diff(ordered) * size > _PAGE) + 1  # each is one read
-        with open(self.path, "rb") as file:
+        with self.opened() as file:
             for i, j in zip([0, *runs], [*runs, len(ordered)], strict=True):
                 first, n = int(ordered[i]), int(ordered[j - 1] - ordered[i]) + 1
                 file.seek(self.start + first * size)
