@@ -61,19 +61,20 @@ def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
 
     axes: dict[int, int] = {}
     for glob, axis in stacked_axes(stacked).items():
-        rows = [row for row in _below(table, on_path(table, glob)).tolist() if _n_layers(table, row, axis)]
+        found = np.flatnonzero(table.is_leaf & is_below(table, on_path(table, glob)))
+        rows = [row for row in found.tolist() if _n_layers(table, row, axis)]
         if not rows:
             raise NoStack(glob, axis, table.name)
         axes.update(dict.fromkeys(rows, axis))
     return axes
 
 
-def _below(table: TreeTable, matched: np.ndarray) -> np.ndarray:
-    """The leaves that are matched, or are below a matched row."""
+def is_below(table: TreeTable, matched: np.ndarray) -> np.ndarray:
+    """bool[n_rows]: whether a row is matched, or is below a matched row."""
     starts = np.zeros(len(table) + 1, np.int64)
     np.add.at(starts, np.flatnonzero(matched), 1)
     np.add.at(starts, table.end[matched], -1)
-    return np.flatnonzero(table.is_leaf & (np.cumsum(starts)[:-1] > 0))
+    return np.cumsum(starts)[:-1] > 0
 
 
 def _n_layers(table: TreeTable, row: int, axis: int) -> int:

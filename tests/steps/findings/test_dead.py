@@ -48,7 +48,7 @@ def before_zero_biases() -> dict:
 @pytest.mark.parametrize("n_steps", [20, 55])
 def test_a_dead_layer_before_others_whose_biases_are_zero_is_named_from_the_first_finding_on(n_steps):
     first = findings(mlp(jax.nn.relu), before_zero_biases(), batch, n_steps)[0]
-    assert (first.kind, first.severity, first.path) == ("dead", "warning", "['l1']['w']")
+    assert (first.kind, first.severity, first.path) == ("dead", "error", "['l1']['w']")
     assert "tv.tap" in first.advice and "it may be this one, or a later one" in first.advice
 
 
@@ -144,9 +144,12 @@ def test_a_layer_with_a_bias_is_named_only_where_those_behind_it_have_none_and_g
         return jnp.mean((apply(params["out"], jax.lax.stop_gradient(x) if is_cut else x) - y) ** 2)
 
     (found,) = (found for found in findings(loss, params, updates=True) if found.kind == "dead")
-    assert (found.path, found.severity) == (("['l3']['w']", "info") if is_cut else ("['l1']['w']", "warning"))
+    assert (found.path, found.severity) == ("['l3']['w']" if is_cut else "['l1']['w']", "error")
     assert ("this one, or a later one" in found.advice) is not is_cut
-    assert ("does not depend on ['l3']['w'], ['l3']['b']" in found.sentence) is is_cut
+    if is_cut:  # as by a forgotten stop_gradient
+        reason = "the loss does not depend on ['l*']['w'] ×4, ['l*']['b'] ×4, or only where it has no derivative."
+        assert found.sentence == f"8 of 10 leaves of grads are zero in all 40 steps: {reason}"
+        assert "between ['l3']['w'] and ['out']['w'] for stop_gradient" in found.advice
 
 
 def test_what_the_step_does_not_use_is_information_and_hides_no_dead_layer(tmp_path):
@@ -162,7 +165,7 @@ def test_what_the_step_does_not_use_is_information_and_hides_no_dead_layer(tmp_p
     inspector.save(tmp_path / "run.treeviz")
     for run in (inspector, tv.GradientInspector.load(tmp_path / "run.treeviz")):
         dead, unused = run.findings
-        assert (dead.kind, dead.severity, dead.path, len(dead.leaves)) == ("dead", "warning", "['l2']['w']", 7)
+        assert (dead.kind, dead.severity, dead.path, len(dead.leaves)) == ("dead", "error", "['l2']['w']", 7)
         assert (unused.kind, unused.severity, unused.first) == ("dead", "info", 0)
         paths = run.history.sources["grads"].paths
         assert {paths[leaf] for leaf in unused.leaves} == {"['l1_norm']['scale']", "['pooler']['b']", "['pooler']['w']"}
@@ -180,7 +183,7 @@ def test_a_leaf_without_gradients_in_a_layer_that_learns_is_information_and_hide
 
     (found,) = findings(loss, params)
     if is_dead_behind:
-        assert (found.path, found.severity, len(found.leaves)) == ("['l1']['w']", "warning", 6)
+        assert (found.path, found.severity, len(found.leaves)) == ("['l1']['w']", "error", 6)
     else:
         assert (found.kind, found.path, found.severity) == ("dead", "['l0']['square']", "info")
         assert found.sentence == "grads['l0']['square'] was always zero, and others of its layer are not: 40 steps."
@@ -213,7 +216,7 @@ def test_blocks_of_a_weight_that_the_data_do_not_feed_are_information(scale, kin
     assert (found.kind, found.severity, len(found.leaves)) == (kind, "info", 6)
     params["l1"] = jax.tree.map(np.zeros_like, params["l1"])  # so that l0 and l2 have no gradient at all
     first = findings(loss, params, scaled, rate=0.0)[0]
-    assert (first.kind, first.severity) == ("dead", "warning") and {*range(4), *range(8, 12)} <= {*first.leaves}
+    assert (first.kind, first.severity) == ("dead", "error") and {*range(4), *range(8, 12)} <= {*first.leaves}
 
 
 @pytest.mark.parametrize("scale", [1, 1e-4])
@@ -267,7 +270,7 @@ def test_gradients_that_are_all_zero_are_blamed_on_what_cuts_them_off_only_where
         return jnp.mean((jnp.round(x) if is_cut else x).sum(axis=1) * y[:, 0])
 
     (found,) = findings(loss, stack(1))
-    assert (found.kind, found.path, found.severity) == ("dead", "", "warning")
+    assert (found.kind, found.path, found.severity) == ("dead", "", "error")
     assert ("stop_gradient" in found.advice) is is_cut
     assert ("a ReLU far below zero" in found.advice) is not is_cut
 

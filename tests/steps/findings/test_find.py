@@ -135,6 +135,21 @@ def test_gradients_that_are_all_zero_are_one_finding():
     assert (found.kind, found.path) == ("dead", "")
 
 
+def test_most_leaves_without_a_gradient_are_an_error_unless_that_is_expected_or_another_loss_trains_them():
+    run = Run()
+    run.grads[:, :14] = 0
+    (found,) = run.findings()
+    assert (found.severity, found.path, len(found.leaves)) == ("error", "['layers'][6]['w']", 14)
+    expected = Thresholds(expected_frozen=[f"layers/{i}" for i in range(7)])
+    assert run.findings(thresholds=expected) == []
+    run.sources.append(source("grads #2", mlp()))
+    history = run.history()
+    for step in range(N_STEPS, N_STEPS + 60):
+        norms = {"norm": np.ones(24), "nonfinite": np.zeros(24, np.int64)}
+        history.append(step, {"grads #2": norms})
+    assert [found.severity for found in findings(history)] == ["warning"]
+
+
 def test_leaves_that_die_at_other_steps_or_places_are_findings_of_their_own():
     run = Run()
     run.grads[100:, :8] = 0  # layers 0 to 3

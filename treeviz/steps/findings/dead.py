@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.steps.findings.finding import Finding, Rank, Searched, Thresholds, and_others, listed, pattern
+from treeviz.steps.findings.finding import (
+    Finding,
+    Rank,
+    Searched,
+    Thresholds,
+    and_others,
+    listed,
+    listed_alike,
+    pattern,
+)
 from treeviz.steps.recording.history import occurs_in
-from treeviz.steps.statistics import natural, sibling_name
+from treeviz.steps.statistics import kind_of, natural, section_of, sibling_name
 
 # The layer or branch that blocks the gradients, derived from the order of the layers.
 
@@ -121,7 +131,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
         if n_steps < tree.thresholds.fewest_steps:
             return
         is_known = bool(tree.cut_off[trained].all())
-        yield Finding(
+        found = Finding(
             "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
             f"All of {tree.name} were zero in all {n_steps} steps.",
             "The loss does not depend on the parameters, or only where it has no derivative: look for stop_gradient, "
@@ -133,6 +143,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
             (), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip
+        yield _rated(tree, found)
         return
     dead_from = np.where(
         is_nonzero.any(axis=0), len(is_nonzero) - is_nonzero[::-1].argmax(axis=0), 0
@@ -144,7 +155,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
         patience[leaf] = _patience(timeline.n, is_nonzero[:, leaf], tree.thresholds)
     is_dead = trained & (n_zero >= patience) & (dead_from < len(is_nonzero))
     if (is_cut := is_dead & tree.cut_off & (dead_from == 0)).any():
-        yield _cut_off_finding(tree, is_cut, int(n_zero[is_cut].max()))
+        yield _rated(tree, _cut_off_finding(tree, is_cut, int(n_zero[is_cut].max())))
     is_dead &= ~is_cut
     if (is_part := _parts_of_learning_layers(tree, is_dead & (dead_from == 0))).any():
         is_dead &= ~is_part
@@ -152,7 +163,8 @@ def dead(tree: Searched) -> Iterator[Finding]:
     starts = np.unique(dead_from[is_dead])
     for group in np.split(starts, np.flatnonzero((np.diff(starts) > _TOGETHER) | (starts[:-1] == 0)) + 1):
         for run in _join_similar(tree, tree.runs(is_dead & np.isin(dead_from, group))):
-            yield _dead_run_finding(tree, run, int(dead_from[run].min()), float((n_zero / patience)[run].max()))
+            times = float((n_zero / patience)[run].max())
+            yield _rated(tree, _dead_run_finding(tree, run, int(dead_from[run].min()), times))
     is_reported = is_dead | is_cut | is_part
     yield from _dead_in_a_member(tree, trained & ~is_reported)
     yield from _rarely_nonzero(tree, trained & is_nonzero.any(axis=0) & ~is_reported, is_nonzero)
@@ -199,18 +211,31 @@ def _rarely_nonzero(tree: Searched, is_judged: np.ndarray, is_nonzero: np.ndarra
 def _cut_off_finding(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
     """The finding about leaves that the traced step proves irrelevant to the loss, such as unused layers."""
     leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_cut[leaf]]
-    paths, is_one = [tree.path(leaf) for leaf in leaves], len(leaves) == 1
-    zero = "was always zero, and is for any numbers" if is_one else "were always zero, and are for any numbers"
-    subject = "this parameter" if is_one else listed(paths)
+    paths, last = [tree.path(leaf) for leaf in leaves], tree.positions[leaves].max()
+    after = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if tree.positions[leaf] > last]
+    between = f"between {paths[0]} and {tree.path(min(after, key=lambda i: tree.positions[i]))}" if after else "there"
+    where = "" if last < 0 else f"look {between} for stop_gradient, a comparison, a rounding or a product with zero"
     return Finding(
         "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
-        f"{tree.name}{paths[0]}{and_others(leaves)} {zero}: the loss does not depend on {subject}, or only where "
-        "it has no derivative.",
-        "It is not used, or behind stop_gradient, a comparison or a rounding, or times zero. If it is to be trained, "
-        "look there; else nothing is wrong.",
+        f"{len(leaves)} of {tree.is_trained.sum()} {tree.nouns} of {tree.name} are zero in all {n_steps} steps: the "
+        f"loss does not depend on {listed_alike(paths)}, or only where it has no derivative.",
+        f"If they are to be trained, {where or 'use them: the step does not'}. If they are meant to be frozen, "
+        "Thresholds(expected_frozen=[…]) names them.",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,
         rank=Rank.INFORMATION, severity="info",
     )  # fmt: skip
+
+
+def _rated(tree: Searched, finding: Finding) -> Finding:
+    """The finding; an error if it is about most of what the gradient gives the optimizer."""
+    is_given, others = tree.is_trained.copy(), [name for name in tree.history.sources if name != tree.name]
+    for name in others:  # another loss of the step may train the leaf
+        is_alike = kind_of(name) == "grads" and section_of(name)[1] == section_of(tree.name)[1]
+        if is_alike and tree.history.sources[name].paths == tree.source.paths:
+            is_given &= ~(tree.history.values(name, "norm").high > 0).any(axis=0)
+    n = is_given[list(finding.leaves) or slice(None)].sum()
+    is_most = kind_of(tree.name) == "grads" and 2 * n > is_given.sum()
+    return replace(finding, rank=Rank.TRAINING_ENDS, severity="error") if is_most else finding
 
 
 def _parts_of_learning_layers(tree: Searched, was_always_zero: np.ndarray) -> np.ndarray:

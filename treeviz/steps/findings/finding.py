@@ -13,6 +13,10 @@ import numpy as np
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
 from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, wholes
+from treeviz.tree.facts import Facts
+from treeviz.tree.layers import is_below
+from treeviz.tree.paths import table_of_paths
+from treeviz.tree.query.find import on_path
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.text import number_text
 
@@ -102,6 +106,8 @@ class Thresholds:
         float16.
       clipping: The fraction of the steps in which clipping changes the gradients. A bound that is active in every step
         only rescales the learning rate.
+      expected_frozen: Globs of key paths, `"layers/*/kernel"`, of leaves that are meant to stay as they are, or of
+        nodes above them: these are not checked for gradients or updates of zero.
     """
 
     fewest_steps: int = 20
@@ -117,6 +123,7 @@ class Thresholds:
     ratio_size: int = 1024
     underflow: float = 0.05
     clipping: float = 0.95
+    expected_frozen: str | Sequence[str] = ()
 
 
 # A measured tree, prepared for the checks: its norms, its layers, and the order in which the model uses them.
@@ -184,9 +191,14 @@ class Searched:
 
     @computed_once
     def is_trained(self) -> np.ndarray:
-        """bool[leaves]: whether the leaf has values and is not a state stored among the parameters."""
+        """bool[leaves]: whether the leaf is to be trained: it has values and is no state among the parameters."""
         is_state = [_STATE.search(path) is not None for path in self.source.paths]
-        return np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
+        is_trained = np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
+        if globs := self.thresholds.expected_frozen:
+            table = table_of_paths("", self.source.paths, [Facts("array", "", True)] * len(is_trained))
+            for glob in [globs] if isinstance(globs, str) else globs:
+                is_trained &= ~is_below(table, on_path(table, glob))[table.is_leaf]
+        return is_trained
 
     @computed_once
     def cut_off(self) -> np.ndarray:
@@ -354,6 +366,14 @@ def listed(paths: Sequence[str], most: int = 3) -> str:
     """The first paths, then the number of others: "a, b, c and 2 more"."""
     rest = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(paths[:most]) + rest
+
+
+def listed_alike(paths: Sequence[str], most: int = 5) -> str:
+    """All paths, those that differ only in numbers as one: "['layers'][*]['w'] ×12, ['head']"."""
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        alike.setdefault(pattern(path), []).append(path)
+    return listed([f"{each} ×{len(same)}" if len(same) > 1 else same[0] for each, same in alike.items()], most)
 
 
 def and_others(leaves: Sequence[int]) -> str:
