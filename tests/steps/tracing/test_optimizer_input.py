@@ -68,6 +68,17 @@ def accumulated(params, mu, x, scale):
     return momentum(params, jax.tree.map(lambda g: g / 3, total), mu)
 
 
+def per_token(params, mu, x, scale):
+    """As MaxText: the sum of all micro-batches is divided by the number of their tokens, if there are any."""
+
+    def add(total, x):
+        grads, n = jax.tree.map(jnp.add, total, (jax.grad(loss)(params, x), jnp.sum(x > 0)))
+        return (grads, n), None
+
+    (total, n), _ = lax.scan(add, (jax.tree.map(jnp.zeros_like, params), 0), x.reshape(3, 2, 4))
+    return momentum(params, jax.tree.map(lambda g: jnp.where(n > 0, g / n, jnp.zeros_like(g)), total), mu)
+
+
 def per_example(params, mu, x, scale):
     """As optax.per_example_global_norm_clip."""
     grads = jax.vmap(jax.grad(loss), (None, 0))(params, x[:, None])
@@ -89,6 +100,7 @@ CASES = {
     "scaled by a constant": (scaled_by_a_constant, "before unscaling", "unscaled, clipped or scaled by its norm"),
     "scaled in a jit": (scaled_in_a_jit, "before unscaling", "unscaled"),
     "accumulated": (accumulated, "of each micro-batch", "averaged over micro-batches"),
+    "per token": (per_token, "of each micro-batch", "summed over micro-batches, divided by a scalar"),
     "over calls": (over_calls, "of each call", "averaged over the calls so far"),
     "per example": (per_example, "of each example", "clipped or scaled by its norm, summed over examples"),
 }
@@ -131,25 +143,87 @@ def received_in(step, *args):
     )
 
 
+def moments(params, grads, mu):
+    mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mu, grads)
+    nu = jax.tree.map(lambda g: 0.001 * g * g, grads)
+    return jax.tree.map(lambda p, m, v: p - m / jnp.sqrt(v), params, mu, nu), mu
+
+
+def descend(params, grads, mu):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), mu
+
+
+def in_a_branch(params, grads, mu):
+    return lax.cond(
+        X[0, 0] > 0,
+        lambda grads: moments(params, jax.tree.map(lambda g: g / 7, grads), mu),
+        lambda _: (params, mu),
+        grads,
+    )
+
+
+SUM, MEAN = "summed over micro-batches", "averaged over micro-batches"
+SCALED = {  # each gradient in the sum, the sum, the optimizer -> what that receives, or what nothing is said of
+    "a sum": (lambda g: g, lambda g: g, moments, SUM),
+    "a sum times a rate": (lambda g: g, lambda g: g, descend, SUM),
+    "a mean": (lambda g: g, lambda g: g / 3, moments, MEAN),
+    "a mean, made in the sum": (lambda g: g / 3, lambda g: g, moments, MEAN),
+    "weights": (lambda g: g * 0.5, lambda g: g, moments, "weighted and summed over micro-batches"),
+    "another divisor": (lambda g: g, lambda g: g / 32, moments, f"{SUM}, divided by 32"),
+    "its inverse": (lambda g: g, lambda g: 0.03125 * g, moments, f"{SUM}, times 0.03125"),
+    "a divisor before a rate": (lambda g: g, lambda g: g / 32, descend, f"{SUM}, divided by 32"),
+    "a divisor before a momentum": (lambda g: g, lambda g: g / 32, momentum, f"{SUM}, divided by 32"),
+    "an inverse before a rate": (lambda g: g, lambda g: 0.03125 * g, descend, None),
+    "what may be a coefficient": (lambda g: g, lambda g: 0.1 * g, momentum, None),
+    "a divisor in a branch": (lambda g: g, lambda g: g, in_a_branch, None),
+}
+
+
+@pytest.mark.parametrize(("each", "total", "update", "how"), SCALED.values(), ids=SCALED)
+def test_of_a_sum_that_is_scaled_that_is_told_which_the_optimizer_receives_or_nothing(each, total, update, how):
+    def step(grad, params, mu, xs):
+        def add(sums, x):
+            return jax.tree.map(lambda c, g: c + each(g), sums, grad(loss)(params, x)), None
+
+        sums, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), xs)
+        sums = jax.tree.map(total, sums)
+        return update(params, sums, mu), global_norm(sums)  # what is computed of it beside is no use of it
+
+    found, *_ = received_in(step, PARAMS, PARAMS, X.reshape(3, 2, 4))
+    assert found == ([] if how is None else [tuple(how.split(", "))])
+
+
+def test_gradients_that_the_step_adds_to_those_of_earlier_calls_are_those_of_a_call():
+    """As tunix: a branch that divides the sum updates the parameters."""
+
+    def step(params, sums, mu, x):
+        sums = jax.tree.map(jnp.add, sums, jax.grad(loss)(params, x))
+        return in_a_branch(params, sums, mu), sums
+
+    inspector = tv.GradientInspector()
+    inspector.watch(jax.jit(step))(PARAMS, PARAMS, PARAMS, X)
+    assert inspector.notes == ["grads is the gradient of each call."] and [*inspector.history.sources] == ["grads"]
+
+
 def test_what_may_be_the_optimizers_own_arithmetic_is_not_taken_for_a_scale_of_the_gradient():
     def bf16(params):
         return jax.tree.map(lambda p: p.astype(jnp.bfloat16).astype(jnp.float32), params)
 
-    def descend(params, grads, rate):
+    def with_rate(params, grads, rate):
         return jax.tree.map(lambda p, g: p + -rate * g, params, grads)
 
     steps = [
-        lambda grad, p, x, rate: descend(p, grad(loss)(p, x), 0.1),
-        lambda grad, p, x, rate: descend(p, grad(loss)(p, x), rate),
-        lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g / rate, grad(loss)(p, x)), 0.1),
-        lambda grad, p, x, rate: descend(p, jax.tree.map(lambda g: g + 0.1 * g * g, grad(loss)(p, x)), 0.1),
+        lambda grad, p, x, rate: with_rate(p, grad(loss)(p, x), 0.1),
+        lambda grad, p, x, rate: with_rate(p, grad(loss)(p, x), rate),
+        lambda grad, p, x, rate: with_rate(p, jax.tree.map(lambda g: g / rate, grad(loss)(p, x)), 0.1),
+        lambda grad, p, x, rate: with_rate(p, jax.tree.map(lambda g: g + 0.1 * g * g, grad(loss)(p, x)), 0.1),
         lambda grad, p, x, rate: jax.tree.map(lambda g: jnp.where(jnp.isnan(g), 0.0, g), grad(loss)(p, x)),
         lambda grad, p, x, rate: lax.cond(
             rate > 0, lambda p, g: jax.tree.map(jnp.add, p, g), lambda p, g: p, p, grad(loss)(p, x)
         ),
         # steps of training, and not micro-batches
-        lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(p, x), 0.1), None), p, x[:, None]),
-        lambda grad, p, x, rate: lax.scan(lambda p, x: (descend(p, grad(loss)(bf16(p), x), -1), None), p, x[:, None]),
+        lambda grad, p, x, rate: lax.scan(lambda p, x: (with_rate(p, grad(loss)(p, x), 0.1), None), p, x[:, None]),
+        lambda grad, p, x, rate: lax.scan(lambda p, x: (with_rate(p, grad(loss)(bf16(p), x), -1), None), p, x[:, None]),
     ]
     for step in steps:
         assert received_in(step, PARAMS, X, jnp.float32(0.1)) == ([], False, False)

@@ -1,8 +1,10 @@
 """Follow the gradients of a program to where the optimizer receives them.
 
 The path leads from the sown values through sums over the axis of a batch or loop, and through products with scalars: a
-scalar that the gradient depends on, such as a loss scale, or one computed from the gradient, such as its norm. It ends
-at a product with any other number, such as a learning rate, which may be the optimizer's own.
+scalar that the gradient depends on, such as a loss scale, or one computed from the gradient, such as its norm. Any
+other number, such as the number of all tokens, may be the optimizer's own, such as a learning rate. What is done next
+shows which: an optimizer begins where a gradient has several uses, as for two moments, or where it is not just scaled.
+If neither is certain, nothing is said of what the optimizer receives.
 """
 
 from __future__ import annotations
@@ -104,7 +106,9 @@ class ScaledGradient(NamedTuple):
         return self._replace(scale=scale, is_whole=is_whole, transforms=self.transforms + more)
 
     def summed(self, value: Any, n: int) -> ScaledGradient:
-        transforms = (*self.transforms, f"summed over {self.over}")
+        factor = _number(self.scale)
+        how = "summed" if factor == 1 else "averaged" if factor and _is_near(factor * n, 1) else "weighted and summed"
+        transforms = (*self.transforms, f"{how} over {self.over}")
         return self._replace(value=value, scale=(), axis=None, n=n, transforms=transforms, is_whole=True)
 
 
@@ -166,6 +170,19 @@ def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
     inner, by = factor(operands[0], read), operands[1]
     by = np.float32(by) if isinstance(by, float) else _magnitude(_scalar(read(by)))
     return inner * by if kind == "mul" else inner / by
+
+
+def _number(scale: Scale) -> float | None:
+    """The scale, if it is a constant."""
+    if not scale:
+        return 1.0
+    kind, inner, by = scale
+    inner = None if kind == "select" else _number(inner)
+    return None if inner is None or not by or not isinstance(by, float) else inner * by if kind == "mul" else inner / by
+
+
+def _is_near(x: float, y: float) -> bool:
+    return abs(x - y) < 1e-3 * abs(y)
 
 
 def _magnitude(x: Any) -> Any:
@@ -233,6 +250,49 @@ def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:
     )
 
 
+class _Uses:
+    """What a jaxpr does with its arrays, but for uses that lead only to smaller results, such as a norm."""
+
+    def __init__(self, program: Any) -> None:
+        self.jaxpr = open_jaxpr(program)
+        self._users: dict[Any, list[Any]] = {}
+        used = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
+        for eqn in reversed(self.jaxpr.eqns):
+            largest = max((size_of(v) for v in eqn.outvars if v in used), default=0)
+            for x in {x for x in eqn.invars if not isinstance(x, Literal) and 0 < size_of(x) <= largest}:
+                self._users.setdefault(x, []).append(eqn)
+                used.add(x)
+
+    def is_only(self, eqn: Any, variable: Any) -> bool:
+        return self._users.get(variable) == [eqn]
+
+    def role(self, variable: Any) -> str:
+        """What a gradient is used for.
+
+        "optimizer": it has several uses, as for two moments, or one that does not just scale it; "step": it is added to
+        an argument, as an update to its parameter; "rate": only scaled before that; "scaled", otherwise; "sum": it is
+        added to something else, as to a momentum; "result": none of these; "unclear": it depends on a condition.
+        """
+        users = self._users.get(variable, ())
+        if len(users) != 1:
+            return "optimizer" if users else "result"
+        (eqn,) = users
+        name, at = eqn.primitive.name, [x is variable for x in eqn.invars]
+        out = eqn.outvars[at.index(True) if name in SAME_LEAF else 0]
+        if name in SAME_LEAF | {"neg", "select_n"} or eqn.params.get("name") == "_where":
+            return self.role(out)
+        if name in ("mul", "div") and sum(at) == 1:
+            return "rate" if self.role(out) == "step" else "scaled"
+        if name in ("add", "add_any", "sub"):
+            return "step" if any(x in self.jaxpr.invars for x in eqn.invars if not isinstance(x, Literal)) else "sum"
+        roles = set()
+        for program, operands in programs(eqn, eqn.invars):
+            uses = _Uses(program)
+            roles |= {uses.role(v) for v, x in zip(uses.jaxpr.invars, operands, strict=True) if x is variable}
+        roles = roles - {"result"} or roles  # a branch may leave it alone
+        return (roles.pop() if len(roles) == 1 else "unclear") if roles else "optimizer"
+
+
 # Means and sums of gradients over several calls of a step, as in the state of `optax.MultiSteps`.
 
 
@@ -285,29 +345,27 @@ class OptimizerInputs:
       scaled: The trees whose loss is scaled by a variable, not by a constant.
       clipped: The trees that are only clipped, or scaled by their norms.
       scales: For each tree, the constants that multiply its loss.
+      unclear: For trees of which it is not known what the optimizer receives: what is done to them before.
     """
 
     def __init__(self, jaxpr: Any) -> None:
+        self.program = open_jaxpr(jaxpr)
+        self.unclear: dict[Sown, tuple[str, ...]] = {}
         self.received_by_jaxpr: dict[int, dict[Sown, Received]] = {}
         self.unscaled: set[Sown] = set()
         self.scaled: set[Sown] = set()
         self.clipped: set[Sown] = set()
         self.scales: dict[Sown, set[float]] = {}
-        _Level(open_jaxpr(jaxpr), self).follow()
+        _Level(self.program, self).follow()
 
     def label_of(self, reaped: Reaped) -> tuple[str, str]:
         """How a measured gradient differs from what the optimizer receives; and what is done to it until then.
 
         "of each example, before unscaling" and "unscaled, summed over examples"; each may be empty.
         """
-        text = next(
-            (
-                ", ".join(trees[reaped.tagged].transforms)
-                for trees in self.received_by_jaxpr.values()
-                if reaped.tagged in trees
-            ),
-            "",
-        )
+        sown = reaped.tagged or reaped.sown
+        known = [trees[sown] for trees in self.received_by_jaxpr.values() if sown in trees]
+        text = ", ".join(known[0].transforms if known else self.unclear.get(sown, ()))
         kinds, parts = {axis.kind for axis in reaped.axes if axis.parts is None}, []
         shares_params = all(set(dims) == {None} for dims in reaped.batched)
         if "member" in kinds and reaped.batched and shares_params:
@@ -322,7 +380,7 @@ class OptimizerInputs:
             parts.append("before unscaling")
         if reaped.tagged in self.clipped:
             parts.append("before clipping or scaling by the norm")
-        return ", ".join(parts), text
+        return ", ".join(parts), text if known else ""
 
 
 class _Level:
@@ -341,6 +399,7 @@ class _Level:
         ] = {}  # a scalar -> the first that is computed in the same way, as for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
+        self._uses = _Uses(jaxpr)
         self.losses: list[Any] = []  # a stack: the gradient of the last loss comes first
 
     def follow(self) -> None:
@@ -423,8 +482,11 @@ class _Level:
                 summand = self.gradient(operand)
                 if summand is not None and self.gradient(other) is None and not isinstance(other, Literal):
                     self.sums[out] = summand, other
+                    is_of_calls = self.jaxpr is self.inputs.program and other in self.jaxpr.invars
+                    if is_of_calls and not self.reaches(self.sown_from(summand.sown), {other}):  # else a parameter
+                        self.inputs.unclear[summand.sown] = (*summand.transforms, "summed over the calls so far")
         elif name in ("mul", "div"):
-            self._product(name, out, first, rest[0])
+            self._product(eqn, out, first, rest[0])
         elif name == "select_n" or eqn.params.get("name") == "_where":  # jnp.where has the cases in reverse
             self._selection(out, first, rest if name == "select_n" else rest[::-1])
         elif name == "dot_general":
@@ -440,12 +502,8 @@ class _Level:
         """Follow a mean or sum with the gradients of earlier calls, which are an argument."""
         for accumulation in accumulated(eqn):
             gradient = self.gradient(accumulation.gradient)
-            if (
-                gradient is None
-                or not gradient.is_whole
-                or gradient.axis is not None
-                or accumulation.before not in self.jaxpr.invars
-            ):
+            is_known = gradient is not None and gradient.is_whole and gradient.axis is None
+            if not is_known or gradient is None or accumulation.before not in self.jaxpr.invars:
                 continue
             if not self.reaches(self.sown_from(gradient.sown), {accumulation.before}):  # else it is a parameter
                 transforms = (*gradient.transforms, accumulation.transform)
@@ -465,10 +523,10 @@ class _Level:
     def _weighted(self, gradient: ScaledGradient, weights: Any) -> ScaledGradient:
         return gradient.scaled((), True, CLIPPED if self.depends(weights, gradient.sown) else "")
 
-    def _product(self, name: str, out: Any, left: Any, right: Any) -> None:
-        gradient, by = self.gradient(left), right
+    def _product(self, eqn: Any, out: Any, left: Any, right: Any) -> None:
+        name, operand, gradient, by = eqn.primitive.name, left, self.gradient(left), right
         if gradient is None and name == "mul":
-            gradient, by = self.gradient(right), left
+            operand, gradient, by = right, self.gradient(right), left
         if gradient is None or self.gradient(by) is not None:
             return
         scalar = self.scalar(by)
@@ -482,6 +540,12 @@ class _Level:
                 gradient = gradient._replace(
                     transforms=tuple(each.replace("summed", "averaged") for each in gradient.transforms)
                 )
+            is_open = transform is None and gradient.transforms and gradient.transforms[-1] != CLIPPED
+            if is_open and self._uses.is_only(eqn, operand):
+                roles = ("optimizer", "rate", "scaled", "sum") if name == "div" else ("optimizer",)
+                text = f"{by:g}" if isinstance(by, float) else "a scalar"
+                text = f"divided by {text}" if name == "div" else f"times {text}"
+                transform = text if self._uses.role(out) in roles else None
             self.gradient_of[out] = gradient.scaled(
                 (name, gradient.scale, by), gradient.is_whole and transform is not None, transform or ""
             )
@@ -490,7 +554,7 @@ class _Level:
         """What a product with a scalar does to a gradient; None if it may be the optimizer's own."""
         if isinstance(scalar, Literal):
             by = as_factor(scalar) if name == "div" else 1 / (as_factor(scalar) or 1)
-            if gradient.n > 1 and abs(by - gradient.n) < 1e-3 * gradient.n:
+            if gradient.n > 1 and _is_near(by, gradient.n):
                 return ""
             is_scale = by in self.inputs.scales.get(gradient.sown, ())
             return UNSCALED if is_scale and not is_step_of(self.made_by.get(gradient.value), out, self.jaxpr) else None
@@ -517,7 +581,7 @@ class _Level:
         return (self.scalar(eqn.invars[0]), True) if is_inverse and eqn is not None else (scalar, False)
 
     def _selection(self, out: Any, which: Any, cases: Sequence[Any]) -> None:
-        """Follow a choice between scales of one gradient, or zero, by a condition that depends on the gradient."""
+        """Follow a choice between scales of one gradient, by a condition that depends on it, or between it and zero."""
         gradients, condition = [self.gradient(x) for x in cases], self.scalar(which)
         scaled = [gradient for gradient in gradients if gradient is not None]
         if condition is None and len(scaled) == 1 and scaled[0].is_whole and not scaled[0].transforms:
@@ -531,10 +595,11 @@ class _Level:
         sources = {(gradient.sown, gradient.leaf, gradient.value, gradient.axis) for gradient in scaled}
         if condition is None or isinstance(condition, Literal) or len(sources) != 1 or not all(is_zero):
             return
-        if any(gradient.is_whole for gradient in scaled) and self.depends(condition, scaled[0].sown):
+        whole = next((gradient for gradient in scaled if gradient.is_whole), None)
+        clips = self.depends(condition, scaled[0].sown)
+        if whole is not None and (clips or (whole.transforms and len(scaled) == 1)):
             scales = tuple(None if gradient is None else gradient.scale for gradient in gradients)
-            whole = next(gradient for gradient in scaled if gradient.is_whole)
-            self.gradient_of[out] = whole.scaled(("select", condition, scales), True, CLIPPED)
+            self.gradient_of[out] = whole.scaled(("select", condition, scales), True, CLIPPED if clips else "")
 
     def _is_zero(self, atom: Any) -> bool:
         scalar = self.scalar(atom)
@@ -579,9 +644,11 @@ class _Level:
 
     def _collect(self) -> None:
         by_tree: dict[Sown, dict[int, ScaledGradient]] = {}
-        for gradient in self.gradient_of.values():
+        variables: dict[ScaledGradient, Any] = {}  # the first one: copies follow, and the optimizer's own
+        for variable, gradient in self.gradient_of.items():
             if gradient.is_whole and gradient.axis is None:
                 by_tree.setdefault(gradient.sown, {})[gradient.leaf] = gradient
+                variables.setdefault(gradient, variable)
             if UNSCALED in gradient.transforms:
                 self.inputs.unscaled.add(gradient.sown)
         for sown, by_leaf in by_tree.items():
@@ -598,6 +665,9 @@ class _Level:
                 and len(transforms_of_leaves) == 1
                 and any(transforms := transforms_of_leaves.pop())
             ):
+                if any(self._uses.role(variables[by_leaf[leaf]]) in ("scaled", "unclear") for leaf in range(n)):
+                    self.inputs.unclear[sown] = transforms  # the user may scale it, or the optimizer
+                    continue
                 values = tuple(by_leaf[leaf].value for leaf in range(n))
                 is_sown = self.sown.issuperset(values)
                 for inside in self.inputs.received_by_jaxpr.values():  # the outermost value is the one received
