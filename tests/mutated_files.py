@@ -102,6 +102,16 @@ def orbax(**options: bool) -> Callable[[Path], None]:
     return write
 
 
+def zarr(folder: Path) -> None:
+    """As Orbax without a database, and without what else it writes."""
+    pytest.importorskip("tensorstore")
+    array = folder / "zarr" / "a"
+    array.mkdir(parents=True)
+    shape = {"shape": [3, 2], "chunks": [3, 2], "order": "C", "dtype": "<f4", "fill_value": None}
+    (array / ".zarray").write_text(json.dumps(shape | {"zarr_format": 2, "compressor": None, "filters": None}))
+    (array / "0.0").write_bytes(ARRAYS["a.0"].tobytes())
+
+
 def t5x(folder: Path) -> None:
     serialization, ts = pytest.importorskip("flax.serialization"), pytest.importorskip("tensorstore")
     (folder / "t5x").mkdir()

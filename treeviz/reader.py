@@ -153,8 +153,8 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
       ImportError: The library of the format is not installed; the message names it.
     """
     shown = visible(os.fsdecode(os.fspath(path)), 1000)
-    if isinstance(path, str) and _ATTRIBUTE.fullmatch(path) and not os.path.exists(path):
-        return _from_python(path)
+    if is_in_python(path):
+        return from_python(os.fspath(path))
     path = Path(path)
     if stat.S_ISDIR(mode_of(path)):
         reader, format_name = _of_folder(path), "checkpoint"
@@ -167,7 +167,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
             tree = nested(with_scales(without_repeats(list(contents)))) if isinstance(contents, Iterator) else contents
         if like is None:
             return tree
-        like = _from_python(like) if isinstance(like, str) else like
+        like = from_python(like) if isinstance(like, str) else like
     except LoadError:
         raise
     except ImportError as error:
@@ -246,7 +246,12 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
     )
 
 
-def _from_python(name: str) -> Any:
+def is_in_python(path: str | os.PathLike[str]) -> bool:
+    """Whether the path is no file but "package.module:name"."""
+    return isinstance(path, str) and _ATTRIBUTE.fullmatch(path) is not None and not os.path.exists(path)
+
+
+def from_python(name: str) -> Any:
     """The tree "package.module:name", or the result of that function, of which only the shapes are computed."""
     module, _, attributes = name.partition(":")
     try:

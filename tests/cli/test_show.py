@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import mutated_files
 import numpy as np
 import pytest
 import pythons
@@ -335,7 +337,34 @@ def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(pa
 
 def test_a_tree_in_python_is_found_in_the_folder_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    path = [each for each in sys.path if each]
+    monkeypatch.setattr(sys, "path", [*path])
     (tmp_path / "model_of_this_test.py").write_text("params = {'w': [1.0, 2.0]}")
     assert main(["model_of_this_test:params", "--find", "w/1"]) == 0
-    assert "['w'][1]" in capsys.readouterr().out
+    assert "['w'][1]" in capsys.readouterr().out and sys.path == path
+    assert main(["no_such_module:params"]) == 2 and sys.path == path
+
+
+class _FixedPath(list):
+    """A path of imports that nobody may change."""
+
+    insert = append = extend = __setitem__ = __iadd__ = None
+
+
+def test_to_show_a_file_imports_nothing_from_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for write in (mutated_files.zarr, *map(mutated_files.SAMPLES.get, ("gguf", "torch", "npz"))):
+        with contextlib.suppress(pytest.skip.Exception):  # the library is not installed
+            write(tmp_path)
+    files = [file.name for file in tmp_path.iterdir()]
+    monkeypatch.setattr(sys, "path", path := _FixedPath(each for each in sys.path if each))
+    for arguments in (*([file] for file in files), ["check", "m.npz"], ["diff", "m.npz", "m.npz"]):
+        assert main(arguments) < 2
+    assert main(["m.npz", "--stats", "--png", "m.png"]) in (0, 2)  # without matplotlib
+    assert sys.path is path and str(tmp_path) not in path
+    for library in ("gguf", "matplotlib", "tensorstore", "torch", "tqdm", "argcomplete"):
+        (tmp_path / f"{library}.py").write_text(f"open('RAN {library}', 'w').close()")
+    assert not run(
+        "diff", min(files), max(files), cwd=tmp_path
+    ).stderr  # `python -m`, which puts the folder on the path
+    assert not list(tmp_path.glob("RAN *"))

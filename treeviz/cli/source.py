@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import shlex
 import sys
@@ -80,15 +81,31 @@ def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "
 
 def load(source: str, options: argparse.Namespace) -> Any:
     """The tree in a file. Reads only headers until values are needed."""
-    from treeviz.reader import read
+    from treeviz.reader import is_in_python, read
 
-    if "" not in sys.path and os.getcwd() not in sys.path:  # `python -m` adds it, a script does not
-        sys.path.insert(0, os.getcwd())
     has_other_files = len(getattr(options, "files", ())) > 1  # only .eqx files need --like then
     like = None if has_other_files and not source.lower().endswith(".eqx") else options.like
-    tree = read(source, like=like)
+    like = None if like is None else _from_python(like)
+    tree = _from_python(source) if is_in_python(source) else read(source, like=like)
     expect(tree)
     return tree
+
+
+def _from_python(name: str) -> Any:
+    """The tree "package.module:name". Its module may be in the working directory.
+
+    That is on the path of imports only here: for a file, a library such as gguf must never come from there.
+    """
+    from treeviz.reader import from_python
+
+    importlib.import_module("jax.numpy")  # the installed one, which a module may import first
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return from_python(name)
+    finally:
+        if here in sys.path:  # the module may have changed the list
+            sys.path.remove(here)
 
 
 def name_of(source: str) -> str:
