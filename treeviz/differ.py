@@ -145,14 +145,16 @@ def diff(
     The differences hold texts and numbers, not arrays.
 
     Without values, takes as long as walks of both trees. With values, arrays in host memory are read in place, in
-    chunks; arrays on an accelerator are reduced there by one program per pair of shapes and dtypes. NaN equals NaN.
-    Integers, bools and PRNG keys are compared exactly, and functions by identity.
+    chunks; arrays on an accelerator are reduced there by one program per pair of shapes and dtypes, and some of these
+    take magnitudes below 1.2e-38 for zero. NaN equals NaN. Integers are compared without rounding, and functions by
+    identity.
 
     Args:
       *trees: Two or more trees; all others are compared with the first.
       is_leaf: As in `jax.tree.leaves`.
       values: Compare the values of arrays.
-      rtol, atol: Two numbers are equal if |left - right| <= atol + rtol * |right|.
+      rtol, atol: Two numbers are equal if |left - right| <= atol + rtol * |right|, also integers and bools. Infinities
+        and PRNG keys are equal only to themselves.
       stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*":
         differences in their values then name the layers, and `find('layers:"3"')` finds the differences in one layer.
 

@@ -306,10 +306,13 @@ def test_an_accelerator_gets_the_numbers_that_the_host_gets():
     left = rng.normal(size=(7, 9)).astype(np.float32)
     right = left.copy()
     right[3, 4], right[5, 5], left[0, 0] = 3.5, np.nan, np.inf
-    on_host = values.compare_arrays(left, right)
-    on_device = values.ValueDifference(left.size)
-    values._compare_on_device(on_device, jnp.asarray(left), jnp.asarray(right), (0, 0), 0.0, 0.0)
-    assert on_device == on_host
+    right[1, 1], left[2, 2], right[2, 2] = np.inf, np.inf, -np.inf
+    for rtol, n_outside in ((0.0, 4), (0.5, 4), (100.0, 3)):  # no tolerance makes an infinity equal to another number
+        on_host = values.compare_arrays(left, right, rtol=rtol)
+        on_device = values.ValueDifference(left.size)
+        values._compare_on_device(on_device, jnp.asarray(left), jnp.asarray(right), (0, 0), rtol, 0.0)
+        assert on_device == on_host and on_host.n_outside == n_outside
+    assert differences(1.0, np.inf, rtol=0.5) == differences(1.0, np.inf) != []
 
 
 def test_sharded_arrays_are_compared_as_they_lie_also_where_they_are_split_otherwise():
@@ -357,6 +360,7 @@ def test_prng_keys_are_compared_by_their_data_and_have_no_gap():
     view = tv.diff({"key": keys[0]}, {"key": keys[1]})
     assert [str(each) for each in view.differences] == ["['key']: value: a PRNG key → another PRNG key"]
     assert "delta" not in view.table.columns and not tv.diff(keys[0], jax.random.key(0)).differences
+    assert tv.diff(*keys, atol=2**32).differences
 
 
 def test_the_order_of_keys_counts_where_jax_keeps_it():

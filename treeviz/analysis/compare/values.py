@@ -38,7 +38,8 @@ class ValueDifference:
 
     Attributes:
       n: The number of elements.
-      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|.
+      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|, and
+        different ones of which one is infinite.
       max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
       max_rel: The greatest |left - right| / |right|.
       n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
@@ -131,7 +132,7 @@ def compare_elements(
                 differ &= ~(are_nan[0] | are_nan[1])
                 alone = are_nan[0] != are_nan[1]
                 n_nan, nan_at = _count(alone, starts), _first(alone, starts)
-        outside = ~(distance <= atol + rtol * size) & differ
+        outside = ~((distance <= atol + rtol * size) & (distance < np.inf)) & differ
         n_outside = _count(outside, starts)
         if n_outside.any():
             ranked = np.where(outside, distance, -1.0)
@@ -190,8 +191,8 @@ class CannotCompare(Exception):
 def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> ValueDifference:
     """Compare two arrays of one shape: NumPy or JAX arrays, or PRNG keys by their data.
 
-    NaN equals NaN, and infinity equals itself. Integers and bools are compared exactly, other values of one dtype
-    bitwise and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its
+    NaN equals NaN. An infinity and a PRNG key equal only themselves, whatever the tolerance. Integers and bools are
+    compared without rounding, other values of one dtype bitwise and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its
     own.
 
     Raises:
@@ -203,6 +204,8 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     gap = ValueDifference(int(np.prod(left.shape, dtype=np.int64)))
     if gap.n == 0:
         return gap
+    if jnp.issubdtype(left.dtype, jax.dtypes.extended):
+        rtol = atol = 0.0
     same: list[np.ndarray] = []  # blocks with equal bits
     for start, left_piece, right_piece in _overlapping(parts_of(left), parts_of(right)):
         if isinstance(left_piece, np.ndarray) and isinstance(right_piece, np.ndarray):
@@ -384,7 +387,7 @@ def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.
     distance = jnp.where(same, 0.0, jnp.abs(left - right)).astype(real)
     distance = jnp.where(~same & (distance == 0), 1.0, distance) if exact else distance
     size = jnp.abs(right).astype(real)
-    outside = ~same & ~(nan_left | nan_right) & ~(distance <= atol + rtol * size)
+    outside = ~same & ~(nan_left | nan_right) & ~((distance <= atol + rtol * size) & (distance < jnp.inf))
     where = jnp.argmax(jnp.where(outside, distance, -1.0).reshape(-1))
     only_one = nan_left != nan_right
     count = lambda mask: jnp.sum(mask, dtype=jnp.int64)  # noqa: E731
