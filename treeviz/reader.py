@@ -71,6 +71,7 @@ def _of_dtype(stored: Stored, dtype: Any, name: str) -> Stored:
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FLAX = re.compile(r"checkpoint(_\d+)?")  # of flax.training.checkpoints
 _TORCH_INDEX = ".bin.index.json"
 _MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # in folders of Hugging Face
 _MOST_FILES = 100_000  # names read from a folder
@@ -208,7 +209,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             f"{shown} is a recorded run, and no tree: `treeviz grads` shows it, and treeviz.GradientInspector.load "
             "reads it."
         )
-    if re.fullmatch(r"checkpoint(_\d+)?", name):  # of flax.training.checkpoints
+    if _FLAX.fullmatch(name):
         return "msgpack", _read_flax
     for suffix in sorted(READERS, key=len, reverse=True):
         if name.endswith(suffix):
@@ -217,6 +218,11 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
         f"{shown}: treeviz reads {', '.join(READERS)} files and folders of Orbax; `treeviz grads` reads recorded runs. "
         "Load any other one yourself, and call treeviz.render(tree)."
     )
+
+
+def names_a_format(name: str) -> bool:
+    """Whether a file of this name may be a checkpoint or a recorded run."""
+    return name.lower().endswith((*READERS, *_PICKLES, ".treeviz")) or _FLAX.fullmatch(name.lower()) is not None
 
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:

@@ -345,6 +345,30 @@ def test_a_tree_in_python_is_found_in_the_folder_of_the_command(tmp_path, monkey
     assert main(["no_such_module:params"]) == 2 and sys.path == path
 
 
+def test_no_output_replaces_what_is_read_or_may_be_a_checkpoint(params, capsys):
+    mutated_files.zarr(params.parent)
+    Path("link.txt").symlink_to(params)
+    os.link(params, "hard.html")
+    before = {path: path.read_bytes() for path in params.parent.rglob("*") if path.is_file()}
+    read, in_folder = "would replace a file that is read", "would replace a file of the folder that is read"
+    for command, file, option, out, why in (
+        ("show", "params.npz", "html", "params.npz", read),
+        ("show", "params.npz", "text", "link.txt", read),
+        ("check", "params.npz", "html", "hard.html", read),
+        ("grads", "params.npz", "svg", f"{params.parent}/../{params.parent.name}/params.npz", read),
+        ("show", "params.npz", "md", "new.SafeTensors", "has a name as of a checkpoint or a run"),
+        ("diff", "zarr", "mmd", "new.treeviz", "has a name as of a checkpoint or a run"),
+        ("diff", "zarr", "json", "zarr/a/.zarray", in_folder),
+        ("show", "zarr", "png", "zarr/a/0.0", in_folder),
+    ):
+        assert main([command, *[file] * (1 + (command == "diff")), f"--{option}", out]) == 2
+        instead = f"Write --{option} tree{output._SUFFIXES[option]}, for example."
+        assert capsys.readouterr().err == f"treeviz: --{option} {out} {why}. {instead}\n"
+    assert {path: path.read_bytes() for path in before} == before
+    for _ in range(2):  # an output of before may be replaced
+        assert main(["zarr", "--json", "zarr/tree.json", "--html", "zarr/tree.html"]) == 0
+
+
 class _FixedPath(list):
     """A path of imports that nobody may change."""
 

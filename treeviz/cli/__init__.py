@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from treeviz.cli import check, demo, diff, doctor, grads, show
-from treeviz.cli.output import TROUBLE, drop_output, one_line, open_closed_descriptors, print_error
+from treeviz.cli.output import TROUBLE, check_outputs, drop_output, one_line, open_closed_descriptors, print_error
 from treeviz.cli.source import reading
 from treeviz.tree.runtime import import_jax_later
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import_jax_later()
     try:
         options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+        check_outputs(options)
         with reading():
             status = options.run(options)
         sys.stdout.flush()

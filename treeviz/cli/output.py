@@ -28,6 +28,7 @@ _HELP = {
     "mmd": "the first rows as a diagram of Mermaid",
     "width": "all rows as text, in lines of at most N characters",
 }
+_OUR_JSON = b'{"format": "treeviz'
 _AT_ONCE = 1 << 16  # characters per write
 _MOST_IN_SUMMARY = 200  # rows; GitHub accepts 1 MB
 
@@ -48,6 +49,34 @@ def add_outputs(parser: argparse.ArgumentParser, **overrides: str | None) -> Non
             outputs.add_argument(f"--{name}", metavar="OUT", help=content)
     outputs.add_argument("--open", action="store_true", help="open the page in the browser")
     outputs.add_argument("--github", action="store_true", help="print Markdown, for >> $GITHUB_STEP_SUMMARY")
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Raise a ValueError if an output would replace a file that the command reads."""
+    from treeviz.reader import names_a_format
+
+    given = [getattr(options, name, None) for name in ("what", "file", "files", "run_file", "other")]
+    inputs = [Path(file) for each in given if each for file in (each if isinstance(each, list) else [each])]
+    for name, suffix in _SUFFIXES.items():
+        if (out := getattr(options, name, None)) in (None, "-"):
+            continue
+        path, why = Path(os.path.realpath(out)), ""
+        if any(os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path) for file in inputs):
+            why = "would replace a file that is read"
+        elif names_a_format(path.name):
+            why = "has a name as of a checkpoint or a run"
+        elif _may_be_of_a_folder(path, suffix) and any(path.is_relative_to(os.path.realpath(file)) for file in inputs):
+            why = "would replace a file of the folder that is read"
+        if why:
+            raise ValueError(f"--{name} {one_line(out)} {why}. Write --{name} tree{suffix}, for example.")
+
+
+def _may_be_of_a_folder(path: Path, suffix: str) -> bool:
+    """Whether a file in the folder of a checkpoint may be a part of that, and is no former output."""
+    if not path.is_file() or (path.suffix == suffix and suffix != ".json"):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_OUR_JSON)) != _OUR_JSON
 
 
 def number(unit: str) -> Callable[[str], int]:
