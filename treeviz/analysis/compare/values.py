@@ -192,8 +192,8 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
     """Compare two arrays of one shape: NumPy or JAX arrays, or PRNG keys by their data.
 
     NaN equals NaN. An infinity and a PRNG key equal only themselves, whatever the tolerance. Integers and bools are
-    compared without rounding, other values of one dtype bitwise and then in float64. Arrays in host memory are read in place, a chunk at a time; an accelerator reduces its
-    own.
+    compared without rounding, other values of one dtype bitwise and then in float64. Arrays in host memory are read in
+    place, a chunk at a time; an accelerator reduces its own.
 
     Raises:
       CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
