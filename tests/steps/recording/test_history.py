@@ -217,6 +217,9 @@ SOURCES = [{"name": "grads", "paths": ["a"], "sizes": [1], "dtypes": ["float32"]
         with_header(tracks=[{"source": "grads", "statistic": "norm"}]),
         with_header(tracks=[{"source": "params", "statistic": "norm", "bucket_width": 1}]),
         with_header(tracks=[{"source": "grads", "statistic": "norm", "bucket_width": 1}] * 9),
+        *(with_header(n_appended=n) for n in (2**63, 2**63 - 1, -1, 9)),
+        with_header(tracks=[{"source": "grads", "statistic": "norm", "bucket_width": 0}]),
+        with_header(scalars={"n_appended": 2**63, "tracks": [], "batches": []}),
         with_header(version="2"),
         with_header(format=3),
         with_shape(1_000_000_000),
@@ -348,6 +351,7 @@ def test_a_record_that_was_cut_or_damaged_ends_the_journal(tmp_path):
         (b'{"n": 1, "step": 1, "arrays": [["grads", "norm"]]}', 23),
         (b'{"n": 3, "step": 1, "arrays": [["grads", "norm"]]}', 24),
         (b'{"n": 1, "step": 1e999, "arrays": [["grads", "norm"]]}', 24),
+        (b'{"n": 1, "step": 9223372036854775808, "arrays": [["grads", "norm"]]}', 24),
         (b"[" * 10_000, 0),
         (b"\xff", 0),
         (b"{}", 0),
@@ -363,6 +367,8 @@ def test_a_record_that_is_not_understood_ends_the_journal(tmp_path, head, body):
         stream.write(data + struct.pack("<I", zlib.crc32(data)))
     loaded = load(file)
     assert len(loaded) == 1 and loaded.damage.startswith(f"The last {len(data) + 4:,} bytes of ")
+    save(loaded, tmp_path / "b.tvh")
+    assert len(load(tmp_path / "b.tvh")) == 1
 
 
 @pytest.mark.parametrize("lengths", [(0xFFFFFFFF, 0xFFFFFFFF), (0, 0xFFFFFFF0), (1 << 31, 1)])

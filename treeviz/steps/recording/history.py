@@ -172,6 +172,8 @@ class Track:
         n, k = len(exact_steps), bucket_steps.shape[1]
         if exact.shape != (n, *self.shape) or buckets.shape != (3, k, *self.shape):
             raise ValueError(f"arrays of {exact.shape} and {buckets.shape} do not belong to leaves of {self.shape}")
+        if not (1 <= bucket_width < 1 << 53 and np.all((bucket_steps[2] >= 1) & (bucket_steps[2] <= bucket_width))):
+            raise ValueError(f"its buckets of {bucket_width} steps hold others")
         while k > self.bucket_steps.shape[1]:  # its memory budget was larger when the file was written
             buckets, bucket_steps = _merged(buckets, bucket_steps, np.arange(0, k, 2), self.is_count)
             k, bucket_width = bucket_steps.shape[1], bucket_width * 2
@@ -268,7 +270,7 @@ MOST_NAMES = 64
 MOST_IDS = 4096  # kept per batch; for a text, characters
 TRACK_BYTES = 1 << 20  # per scalar
 _BATCHES_BYTES = 4_000_000
-_CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # by code; 0 is a finite number
+CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # by code; 0 is a finite number
 
 
 class Batch(NamedTuple):
@@ -403,7 +405,7 @@ def codes_of(values: np.ndarray) -> np.ndarray:
 
 def number_of(coded: np.ndarray) -> np.ndarray:
     """Return the numbers of values and codes [..., 2]."""
-    return np.where(coded[..., 1] > 0, _CODES[coded[..., 1].astype(int)], coded[..., 0])
+    return np.where(coded[..., 1] > 0, CODES[coded[..., 1].astype(int)], coded[..., 0])
 
 
 def batch_fields(batch: Batch) -> list[Any]:

@@ -42,6 +42,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import (
+    CODES,
     FEWEST_BUCKETS,
     FEWEST_EXACT,
     MOST_NAMES,
@@ -119,16 +120,17 @@ def _add(history: History, record: bytes) -> None:
         raise ValueError("there is a gap")
     if head["n"] < history.n_records:
         return  # the history already has it
+    step = int(np.int64(head["step"]))  # raises here, before the history is changed
     if "scalars" in head:
-        history.append_scalars([_row(head)])
+        history.append_scalars([_row(step, head)])
     else:
-        history.add([int(head["step"])], list(_arrays(history, head["arrays"], record[begin : begin + n_body])))
+        history.add([step], list(_arrays(history, head["arrays"], record[begin : begin + n_body])))
 
 
-def _row(head: dict[str, Any]) -> ScalarRow:
+def _row(step: int, head: dict[str, Any]) -> ScalarRow:
     names_and_values = [*head["scalars"].items()][:MOST_NAMES]
     values = {printable(name): np.array(numbers, np.float64).reshape(-1) for name, numbers in names_and_values}
-    return ScalarRow(int(head["step"]), values, None if head["batch"] is None else batch_of(head["batch"]))
+    return ScalarRow(step, values, None if head["batch"] is None else batch_of(head["batch"]))
 
 
 def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -284,7 +286,20 @@ def _history_in(file: BinaryIO) -> History:
                 n_left -= len(data)
                 arrays.append(_array(data))
             track.restore(arrays, bucket_width)
+    _check_counts(history)
     return history
+
+
+def _check_counts(history: History) -> None:
+    """Raise a ValueError if the header or the codes of scalars say what the arrays cannot have."""
+    n_steps = [track.n_steps for track in history.tracks.values()]
+    if not max(n_steps, default=0) <= history.n_appended <= sum(n_steps):  # a step may lack some of the statistics
+        raise ValueError(f"it would have {history.n_appended:,} steps, and its arrays have {max(n_steps, default=0):,}")
+    if not 0 <= history.scalars.n_appended < 1 << 53:  # a row may lack values
+        raise ValueError(f"it would have {history.scalars.n_appended:,} rows of scalars")
+    for track in history.scalars.tracks.values():
+        if not all(np.isin(array[..., 1], range(len(CODES))).all() for array in track.arrays()[1::2]):
+            raise ValueError("a scalar is neither a number, NaN nor infinite")
 
 
 def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]]:
