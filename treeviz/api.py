@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, Literal
 
 from treeviz.prepare import Prepared, check_flag, check_options, other_trees, prepare, scanned
+from treeviz.tree.facts import Note
 from treeviz.tree.layers import Stacked
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable
@@ -128,7 +129,8 @@ def _checked(
     if values:
         from treeviz.analysis.stats.columns import value_statistics
 
-        table = table.with_columns(*value_statistics(table, nodes)[0])
+        columns, reasons = value_statistics(table, nodes)
+        table = table.with_columns(*columns).with_notes({row: (Note("info", text),) for row, text in reasons.items()})
     with gc_paused():
         return table, run_rules(Checked(table, nodes, for_), roundtrip=roundtrip, ignore=ignore)
 
@@ -353,7 +355,8 @@ def check(
       tree: Any pytree; see `walk`.
       for_: The use of the tree: "jit" (an argument of a jitted function), "grad" (differentiated), or "state" (an input
         and output of a training step). Text and functions are errors in these.
-      values: Also find NaN, infinities and arrays of zeros; for the cost of reading values, see `stats` of `render`.
+      values: Also find NaN, infinities, arrays of zeros, and values that cannot be read; for the cost of reading
+        values, see `stats` of `render`.
       roundtrip: Unflatten a node of each registered class, also with placeholders, as JAX does. Runs user code.
       ignore: Codes of rules to leave out.
 

@@ -81,9 +81,26 @@ def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved
     assert listed("--top", "1") == [b]
     assert listed("--find", "own") == ["tree['own'] the same"]
     assert main(["diff", before, before, "--top", "3"]) == 0
+    assert main(["diff", before, before, "--sort", "delta"]) == 0 and capsys.readouterr().out == ""
+    assert main(["diff", before, before, "--sort", "delt"]) == TROUBLE
     assert main(["diff", before, before, after, "--top", "3"]) == TROUBLE
     assert main(["diff", before, after, "--find", "nan"]) == TROUBLE
     assert "diff:nan" in capsys.readouterr().err
+
+
+def test_an_array_that_cannot_be_read_is_not_taken_for_the_same(saved, capsys):
+    a, b = (saved(f"{name}.npz", {"v": np.zeros(2), "w": np.ones(9_000)}) for name in "ab")
+    Path(b).write_bytes(Path(b).read_bytes().replace(np.ones(9_000).tobytes(), np.zeros(9_000).tobytes()))
+    assert main(["diff", a, b]) == TROUBLE
+    printed = capsys.readouterr()
+    assert "not compared further in 1 place: comparing them raised BadZipFile: Bad CRC-32" in printed.out
+    assert printed.err.startswith("treeviz: not compared: ['w']: comparing them raised BadZipFile")
+    assert main(["diff", a, b, "--no-values"]) == 0
+    assert main(["diff", saved("c.npz", {"v": np.ones(2), "w": np.ones(9_000)}), b]) == DIFFERENT
+    assert main(["diff", a, b, a]) == DIFFERENT and "1 leaf never moved" in capsys.readouterr().out
+    assert main(["diff", *[saved("o.npz", {"o": np.array([{}], object)})] * 2]) == 0
+    assert main(["check", b]) == 0 and main(["check", b, "--values"]) == DIFFERENT
+    assert "T142 error at ['w']: could not be read: BadZipFile" in capsys.readouterr().out
 
 
 def test_over_several_checkpoints_the_drift_of_every_leaf_is_a_series_by_step(saved, capsys):
@@ -112,7 +129,7 @@ def test_checkpoints_that_never_move_are_the_same_and_what_is_not_in_all_is_coun
     assert main(["diff", *files]) == 0
     files.append(saved("d.npz", {"w": np.ones(4), "more": np.ones(1)}))
     assert main(["diff", *files]) == DIFFERENT
-    assert "2 leaves not compared, not the same in all" in capsys.readouterr().out
+    assert "2 leaves not compared: missing in one, of another shape, or unreadable" in capsys.readouterr().out
     sides = [Side(*scanned({"w": np.ones(3), "loss": loss, "note": "x"}, None, "tree")) for loss in (1.5, 1.25)]
     found = drift(sides[0], sides[1:], [1])
     assert (found.n_moved, found.n_same, found.n_left_out) == (1, 2, 0)

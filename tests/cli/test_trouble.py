@@ -57,6 +57,12 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, n
     assert printed.out == ""
 
 
+def test_a_fault_of_treeviz_is_no_difference(monkeypatch, capsys):
+    monkeypatch.setattr("treeviz.cli.doctor._problems", lambda: {}["x"])
+    assert main(["doctor"]) == output.TROUBLE
+    assert "KeyError: 'x'" in capsys.readouterr().err
+
+
 def test_no_arguments_and_unknown_ones_are_status_2(capsys):
     for arguments in ([], ["x.npz", "--unknown"], ["chek", "x.npz"]):
         with pytest.raises(SystemExit) as exit:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ImportError, MemoryError) as error:
         drop_output()
         return _trouble(error)
+    except Exception:  # a fault of treeviz or of the user's class. Python's own status, 1, would be a difference
+        drop_output()
+        traceback.print_exc()
+        return TROUBLE
 
 
 class _Parser(argparse.ArgumentParser):

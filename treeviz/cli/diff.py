@@ -7,12 +7,24 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, printed
+from treeviz.cli.output import (
+    DIFFERENT,
+    SAME,
+    TROUBLE,
+    add_outputs,
+    deliver,
+    markdown_table,
+    one_line,
+    print_error,
+    printed,
+)
 from treeviz.cli.show import add_list, deliver_list, is_list
 from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
     from treeviz.tree.table import Row
+
+_ABOUT_VALUES = ("delta", "relative", "differ")
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -53,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _two(options: argparse.Namespace) -> int:
     trees = [load(file, options) for file in options.files]  # before JAX is imported, so that bad files fail at once
+    from treeviz.analysis.compare.tree_diff import RAISED
     from treeviz.differ import diff
     from treeviz.tree.query.find import needs_values
 
@@ -68,11 +81,17 @@ def _two(options: argparse.Namespace) -> int:
         return markdown_table(title, ("leaf", "difference"), rows)
 
     if is_list(options):
+        # If no value differs, the table has no column about values.
+        has_none = options.values and options.sort in _ABOUT_VALUES and options.sort not in differing.table.columns
+        sort = None if has_none else options.sort
         rows = [row for row in differing.find("is:differs") if options.sort is None or row.is_leaf]
-        deliver_list(differing, options, rows, options.sort, _difference)
+        deliver_list(differing, options, rows, sort, _difference)
     else:
         deliver(differing, options, lambda: printed(differing, options), summary=summary)
-    return DIFFERENT if differing.differences else SAME
+    unread = [f"{path}: {why}" for path, why in differing.not_compared.items() if why.startswith(RAISED)]
+    if unread:
+        print_error(f"treeviz: not compared: {one_line('; '.join(unread))}")
+    return DIFFERENT if differing.differences else TROUBLE if unread else SAME
 
 
 def _difference(row: Row) -> str:
@@ -96,7 +115,11 @@ def _drift(options: argparse.Namespace) -> int:
     moved = drift(first, sides, steps[1:])
     lines = [f"{len(files):,} checkpoints", f"{_leaves(moved.n_moved)} moved since step {steps[0]:,}"]
     lines += [f"{_leaves(moved.n_same)} never moved"] if moved.n_same else []
-    lines += [f"{_leaves(moved.n_left_out)} not compared, not the same in all"] if moved.n_left_out else []
+    lines += (
+        [f"{_leaves(moved.n_left_out)} not compared: missing in one, of another shape, or unreadable"]
+        if moved.n_left_out
+        else []
+    )
     table = first.table.with_headline(*first.table.headline, *lines).with_notes(
         {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in moved.from_zero.items()}
     )

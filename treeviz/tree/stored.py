@@ -14,6 +14,10 @@ CHUNK = 1 << 20  # bytes
 on_read: list[Callable[[int], object]] = []  # called with the number of bytes of every chunk that is read
 
 
+class Refused(ValueError):
+    """Values that treeviz does not read, though the file is whole; the message says why."""
+
+
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Stored:
     """An array whose values stay in a file; `np.asarray(stored)` reads them.

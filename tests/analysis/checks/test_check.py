@@ -20,6 +20,8 @@ import treeviz as tv
 from treeviz.analysis.checks.rule import LEVELS, USES
 from treeviz.analysis.checks.rules import RULES
 from treeviz.api import explain
+from treeviz.tree.files.entries import refuse
+from treeviz.tree.stored import Stored
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -119,6 +121,12 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
     "T133": ("grad", lambda: {"n": jnp.arange(2)}, "['n']", lambda: {"n": jnp.ones(2), "x": 1.0}),
     "T140": ("any", lambda: [jnp.array([1.0, jnp.nan])], "[0]", lambda: [jnp.ones(2)]),
     "T141": ("any", lambda: [jnp.zeros(2)], "[0]", lambda: [jnp.ones(2), jnp.float32(0)]),
+    "T142": (
+        "any",
+        lambda: [Stored((2,), np.dtype("f4"), refuse("of no known format"))],
+        "[0]",
+        lambda: [np.ones(2), jax.ShapeDtypeStruct((2,), float)],
+    ),
     "T201": ("state", lambda: [jnp.array(1.0)], "[0]", lambda: [jnp.float32(1), True]),
     "T202": ("jit", lambda: [BIG], "[0]", lambda: [np.ones(2, np.float32), jnp.asarray(BIG)]),
     "T203": ("any", lambda: [np.ones(3)], "[0]", lambda: [np.ones(3, np.float32)]),
@@ -142,6 +150,9 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
 }
 
 
+OF_VALUES = ("T140", "T141", "T142")
+
+
 def test_every_rule_has_a_fault_here():
     assert sorted(FAULTS) == sorted(RULES)
 
@@ -149,7 +160,7 @@ def test_every_rule_has_a_fault_here():
 @pytest.mark.parametrize("code", FAULTS)
 def test_a_rule_names_its_leaf_and_says_nothing_of_a_tree_without_the_fault(code):
     use, faulty, path, healthy = FAULTS[code]
-    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116", "T117")}
+    options = {"for_": use, "values": code in OF_VALUES, "roundtrip": code in ("T114", "T115", "T116", "T117")}
     finding = only(code, faulty(), **options)
     assert finding.path == path
     assert finding.level in LEVELS
@@ -168,7 +179,7 @@ def test_every_rule_runs_over_every_tree(name, use):
     assert all(text.isprintable() for text in texts)
     if use == "any":
         view = tv.render(tree, check=True)
-        for code in {each.code for each in found if each.code not in ("T140", "T141")}:
+        for code in {each.code for each in found if each.code not in OF_VALUES}:
             rows = {each.row for each in found if each.code == code}
             assert rows <= {row.number for row in view.find(code)}
 
@@ -371,7 +382,7 @@ def test_the_cure_that_is_proposed_cures(code):
 def test_what_a_finding_proposes_runs_as_it_is_pasted(code):
     use, faulty, *_ = FAULTS[code]
     tree = OF_OWN_CLASSES.get(code, faulty)()
-    options = {"for_": use, "values": code in ("T140", "T141"), "roundtrip": code in ("T114", "T115", "T116", "T117")}
+    options = {"for_": use, "values": code in OF_VALUES, "roundtrip": code in ("T114", "T115", "T116", "T117")}
     finding = only(code, tree, **options)
     scope = {"tree": tree, "jax": jax, "jnp": jnp, "np": np, "step": lambda tree: tree}
     scope |= {"f": lambda array, x: x, "array": BIG} if code == "T105" else {}  # its code has to be changed

@@ -834,7 +834,7 @@ def test_the_same_is_not_said_of_what_was_not_compared():
     assert view.text().split("\n") == [
         "tree · no difference · 3 leaves are the same · not compared further in 1 place",
         "tree  dict",
-        "└─ …  3 are the same, not compared further in 1 place",
+        "└─ …  3 are the same, not compared further in 1 place: shape only",
     ]
     assert view.table[1]["diff"] == "" and view.table[2]["diff"] == "same"
     assert tv.diff(shapes, shapes, values=False).table.headline[1].endswith("but for values, which were not compared")

@@ -530,6 +530,20 @@ def all_zero(checked: Checked) -> Iterator[Found]:
             yield Found(row, f"all of {n:,} values are zero")
 
 
+@rule("T142", "warning", needs="values")
+def unread_values(checked: Checked) -> Iterator[Found]:
+    """The values of a leaf were to be read and were not: an error if reading raised, as of a damaged file.
+
+    Nothing is known of NaN in them. Arrays of more than 10^9 elements in host memory and formats that treeviz does not know
+    are not read.
+    """
+    from treeviz.analysis.stats.columns import NOT_SCANNED, UNREADABLE
+
+    for row, note in checked.noted("info"):
+        if note.text.startswith((UNREADABLE, NOT_SCANNED)):
+            yield Found(row, note.text, level="error" if note.text.startswith(UNREADABLE) else None, note=note)
+
+
 def _leaves(checked: Checked) -> Iterator[tuple[int, tuple[int, int, int], int]]:
     """(row, (NaN, infinities, zeros), elements) for the leaves whose values were read."""
     table = checked.table

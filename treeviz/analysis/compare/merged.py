@@ -15,7 +15,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align
 from treeviz.analysis.compare.difference import MEANINGS, Difference
 from treeviz.analysis.compare.tree_diff import Found
-from treeviz.analysis.compare.values import CannotCompare, Gaps, gap_details, pieces_of_both
+from treeviz.analysis.compare.values import Gaps, gap_details, pieces_of_both
 from treeviz.analysis.facts import fact_columns, size_columns
 from treeviz.tree.facts import Column, Facts, Note
 from treeviz.tree.keys import Key
@@ -272,7 +272,7 @@ def _sums_of_squares(left: Any, right: Any) -> tuple[float, float, bool]:
                 has_nonfinite, a, b = True, a[finite], b[finite]
             change += float(np.vdot(b - a, b - a).real)
             size += float(np.vdot(a, a).real)
-    except CannotCompare:
+    except Exception:  # CannotCompare, or whatever a damaged file raises
         return math.nan, math.nan, False
     return change, size, has_nonfinite
 
@@ -479,7 +479,8 @@ class _Merging:
         if n_unknown and n == 1 and is_row:
             text = f"not compared: {self._found.not_compared[at]}"
         elif n_unknown:
-            text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
+            first_reason = self._found.not_compared[at + int(np.argmax(self._unknown[at:]))]
+            text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}: {first_reason}"
         facts = Facts(SAME, text, False, leaves, elements, n_bytes)
         return self._facts.setdefault(facts, len(self._facts))
 

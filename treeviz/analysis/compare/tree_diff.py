@@ -48,7 +48,7 @@ from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import stored_items
 from treeviz.tree.layers import Stacked, stacks_in
 from treeviz.tree.runtime import gc_paused
-from treeviz.tree.stored import Stored
+from treeviz.tree.stored import Refused, Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, value_text
 from treeviz.tree.walk import scan
@@ -299,6 +299,7 @@ def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 _UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
+RAISED = "comparing them raised "  # the beginning of a reason
 _FEW = 1_000  # differences that are written immediately; unwritten ones keep both tables alive
 
 
@@ -555,10 +556,10 @@ class _Differ:
         try:
             compare = compare_stored if Stored in (type(left), type(right)) else compare_arrays
             gap = compare(left, right, rtol=self._rtol, atol=self._atol)
-        except CannotCompare as why:
+        except (CannotCompare, Refused) as why:
             return str(why)
         except Exception as error:
-            return f"comparing them raised {error_text(error)}"
+            return f"{RAISED}{error_text(error)}"
         return gap if gap.n_outside or gap.n_nan else None
 
 

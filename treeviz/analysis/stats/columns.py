@@ -38,7 +38,7 @@ from treeviz.tree.facts import KINDS, Column, Facts, Format, Note
 from treeviz.tree.layers import axis_of
 from treeviz.tree.leaves import why_unreduced
 from treeviz.tree.query.find import VALUE_STATISTICS, unread
-from treeviz.tree.stored import Stored
+from treeviz.tree.stored import Refused, Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import class_name, error_text, has_base, module_name, number_text, visible
 from treeviz.tree.tracers import Tracer
@@ -46,6 +46,7 @@ from treeviz.tree.tracers import Tracer
 # Read the values of leaves, each array where it is
 
 NOT_READ = "not read: the statistics"  # the beginning of the reason
+NOT_SCANNED, UNREADABLE = "not scanned: ", "could not be read: "  # likewise, of a limit and of an error
 _CHECK_EVERY_S = 0.02
 
 
@@ -107,6 +108,8 @@ class Scan:
                 reason = reader(owner, array)
             else:
                 reason = self._read_layers(owner, array, *layers)
+        except Refused as error:
+            reason = f"{NOT_SCANNED}{error}"
         except Exception as error:
             reason = _trouble(leaf, error)
         if reason:
@@ -195,7 +198,7 @@ class Scan:
             return f"no statistics: dtype {visible(str(array.dtype), 80)} holds no numbers"
         n_elements = once(array)[0][0].size
         if n_elements > self._max_elements:
-            return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
+            return f"{NOT_SCANNED}{n_elements:,} elements are more than {self._max_elements:,}"
         if array.size == 0:
             self._large.append((owner, nothing(1)))
         elif array.size > SMALL:
@@ -209,7 +212,7 @@ class Scan:
     def _read_stored(self, owner: int, stored: Stored) -> str | None:
         n_elements = stored.size
         if n_elements > self._max_elements:
-            return f"not scanned: {n_elements:,} elements are more than {self._max_elements:,}"
+            return f"{NOT_SCANNED}{n_elements:,} elements are more than {self._max_elements:,}"
         self._large.append((owner, nothing(1)))
         for chunk in stored.chunks():
             self._check_time()
@@ -240,7 +243,7 @@ class Scan:
             ]
         if array.size == 0 or self._on_host(array):
             if array.size > self._max_elements:
-                return f"not scanned: {array.size:,} elements are more than {self._max_elements:,}"
+                return f"{NOT_SCANNED}{array.size:,} elements are more than {self._max_elements:,}"
             for first, shard in shards:
                 reason = self._read_array(first, host_view(shard), axis)
                 if reason:
@@ -250,7 +253,7 @@ class Scan:
         from treeviz.analysis.stats.arrays import MAX_ELEMENTS, launch
 
         if max(shard.size for _, shard in shards) > MAX_ELEMENTS:
-            return f"not scanned: {array.size:,} elements are too many for one device"
+            return f"{NOT_SCANNED}{array.size:,} elements are too many for one device"
         for first, shard in shards:
             self._launched.append((first, array, *launch(shard, axis)))
         return None
@@ -281,7 +284,7 @@ def _trouble(leaf: Any, error: Exception) -> str:
             return "deleted while it was read"
     except Exception:
         pass
-    return f"could not be read: {error_text(error)}"
+    return f"{UNREADABLE}{error_text(error)}"
 
 
 # Statistics that are the same in every row: words in the headline instead of columns

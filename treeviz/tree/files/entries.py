@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from treeviz.tree.describers import Description, describes
-from treeviz.tree.stored import Stored, chunks_from, places_of
+from treeviz.tree.stored import Refused, Stored, chunks_from, places_of
 from treeviz.tree.text import error_text, visible
 
 _PAGE = 4096  # bytes
@@ -93,7 +93,7 @@ def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
     """A reader that raises, for an array with a shape whose values cannot or may not be read."""
 
     def chunks(_: Stored) -> Iterator[np.ndarray]:
-        raise ValueError(why)
+        raise Refused(why)
 
     return chunks
 
