@@ -150,4 +150,31 @@ def stack() -> TreeTable:
     return table("params", [(0, 0, node("dict")), *rows])  # 1 layers, 2 w, 3 to 5 its layers
 
 
-TREES = {"model": model, "state": state, "names": names, "stack": stack}
+def printed() -> TreeTable:
+    """Keys that `keystr` prints in another way than a name in quotes, or that are paths themselves."""
+
+    def other(text: str) -> Key:
+        return Key(text, f"[{text}]", text, (f"[{text}]",))
+
+    one, across = array("float32"), Key("[:, 1]", "[:, 1]", "1", ("[:, 1]",))
+    rows = [(1, item(name), one) for name in ("it's", 'say "no"')]  # 1, 2
+    rows += [(1, other("None"), one), (1, other("(1, 2)"), one)]  # 3, 4
+    rows += [(1, item("a.b"), node("dict")), (2, attribute("w"), one)]  # 5, 6
+    rows += [
+        (1, item("w32"), array("float16", 3, 2)),
+        (2, Key("[:, 0]", "[:, 0]", "0", ("[:, 0]",)), one),
+        (2, across, one),
+    ]
+    return table("tree", [(0, 0, node("dict")), *rows])
+
+
+def beside() -> TreeTable:
+    """Columns of another tree, as `render(params, mu=mu)` adds them."""
+    found = table("p", [(0, 0, node("dict")), (1, item("a"), array("float32", 2)), (1, item("b"), array("float32", 3))])
+    return found.with_columns(
+        Column("mu.dtype", "mu", ["", "~float32 (2,)", "bfloat16"]),
+        Column("mu.norm", "mu norm", np.array([NAN, 1.0, 3.0]), format="number", rollup="given"),
+    )
+
+
+TREES = {"model": model, "state": state, "names": names, "stack": stack, "printed": printed, "beside": beside}

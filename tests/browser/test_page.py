@@ -304,6 +304,7 @@ def test_the_search_box_reads_the_same_language_as_python(parts, case):
     )
     if "error" in case:
         assert isinstance(found, str)
+        assert "near" not in case or f"Did you mean {case['near']}?" in found
     else:
         assert found == case["rows"]
 

@@ -70,6 +70,23 @@ def test_find_lists_rows_by_expressions_that_lead_to_them(params, capsys):
     assert printed.err == "2 of 39 rows match\n"
 
 
+def test_find_takes_a_file_s_own_name_of_a_tensor_and_a_printed_path(params, capsys):
+    for query in ("layers.3.w", "layers[3].w", "layers/3/w", "['layers'][3]['w']", "params['layers'][3]['w']"):
+        assert main([str(params), "--find", query]) == 0
+        assert capsys.readouterr() == ("params['layers'][3]['w']  float16[4,5]\n", "1 of 39 rows match\n")
+
+
+def test_find_lists_leaves_with_the_numbers_that_it_compares(params, capsys):
+    assert main([str(params), "--find", "bytes > 100"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"    104 B  params['layers'][11]['{name}']  float16[4,13]" for name in "bw"
+    ]
+    assert main([str(params), "--find", "bytes:90..100 elements:>2", "--sort", "elements", "--top", "1"]) == 0
+    assert capsys.readouterr().out == "       48       96 B  params['layers'][10]['b']  float16[4,12]\n"
+    assert main([str(params), "--find", "bytes:>1k"]) == 0  # no leaf has as many
+    assert capsys.readouterr().out == "   1.4 kB  params['layers']  list\n"
+
+
 def test_the_status_says_whether_find_found_anything(params, capsys):
     assert main([str(params), "--find", "nowhere"]) == output.DIFFERENT
     assert main([str(params), "--find", "bytes:>many"]) == output.TROUBLE
@@ -137,7 +154,7 @@ def test_stats_read_the_values(params, capsys):
     assert main([str(params), "--stats"]) == 0
     assert "mean" in capsys.readouterr().out
     assert main([str(params), "--find", "mean:=2"]) == 0
-    assert capsys.readouterr().out == "params['scale']  float32[]\n"
+    assert capsys.readouterr().out == "        2  params['scale']  float32[]\n"
     assert main([str(params), "--find", "nan"]) == output.DIFFERENT
     np.savez(params, bad=np.array([1, np.nan]), good=np.ones(2))
     capsys.readouterr()
@@ -164,7 +181,7 @@ def test_what_a_display_leaves_out_is_shown_on_request_and_always_searched(param
     printed = capsys.readouterr().out
     assert printed.count("float16[4,") == 24 and "not read" not in printed
     assert main([str(params), "--find", "mean:=2", "--stats"]) == 0
-    assert capsys.readouterr().out == "params['scale']  float32[]\n"
+    assert capsys.readouterr().out == "        2  params['scale']  float32[]\n"
 
 
 def test_help_and_version(capsys):

@@ -76,6 +76,19 @@ def test_the_other_trees_are_measured_by_layer_too(params):
     )
 
 
+def test_a_printed_path_names_its_stack_and_no_other():
+    stacks = {"experts": {"w": np.ones((2, 3))}, "router": np.ones((2, 3)), "s": {3: np.ones((2, 3)), "[ex]": 0}}
+    for stacked, path in (
+        ("['experts']*", "['experts']['w']"),
+        ("['experts']", "['experts']['w']"),
+        ("tree['experts']['w']", "['experts']['w']"),
+        ("experts.w", "['experts']['w']"),
+        ("['s'][3]", "['s'][3]"),
+    ):
+        layers = [row.keystr for row in treeviz.render(stacks, stacked=stacked).table if row.kind == "layer"]
+        assert layers == [f"{path}[0]", f"{path}[1]"]
+
+
 def test_a_glob_that_names_no_stack_is_an_error(params):
     for stacked in ("layer/*", {"embed": 2}, ["layers/b", "layers/n"]):
         with pytest.raises(ValueError, match="stacked='"):

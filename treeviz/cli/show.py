@@ -157,28 +157,36 @@ def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> Tre
 def deliver_list(
     view: TreeView, options: argparse.Namespace, rows: list[Row], sort: str | None, describe: Callable[[Row], str]
 ) -> int:
-    """Deliver a view; as text, one line per matching row. Returns the number of these rows.
+    """Deliver a view; as text, one line per matching row, with its numbers. Returns the number of these rows.
+
+    A query that compares numbers lists leaves, and nodes only if no leaf matches.
 
     Args:
       rows: The rows to list if there is no query.
       sort: The column to sort by, the largest value first.
       describe: Returns the description of a row.
     """
-    from treeviz.tree.query.find import needs_values, unread
+    from treeviz.tree.query.find import compared_columns, needs_values, unread
     from treeviz.views.text.cells import WRITE
 
+    columns = [] if options.find is None else compared_columns(view.table, options.find)
     rows = rows if options.find is None else view.find(options.find)
-    n_matches, prefixes = len(rows), [""] * len(rows)
+    if columns:
+        rows = [row for row in rows if row.is_leaf or row.kind == "layer"] or rows
+    n_matches = len(rows)
     if sort is not None:
         (column,) = view.table.chosen([sort])
         if column.format not in WRITE:
             raise ValueError(f"--sort {sort}: a column of numbers, and not of text")
+        columns = [column, *(other for other in columns if other is not column)]
         values = view.table.rolled(column)
         known = [row for row in rows if not math.isnan(values[row.number])]
         rows = sorted(known, key=lambda row: -values[row.number])
-        prefixes = [f"{WRITE[column.format](values[row.number].item()):>9}  " for row in rows]
+    shown = [(WRITE[column.format], view.table.rolled(column)) for column in columns]
     lines = [
-        f"{head}{row.expression}  {describe(row)}" for head, row in zip(prefixes, rows[: options.top], strict=False)
+        "".join(f"{text(values[row.number].item()):>9}  " for text, values in shown)
+        + f"{row.expression}  {describe(row)}"
+        for row in rows[: options.top]
     ]
     if options.find is not None:
         n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0

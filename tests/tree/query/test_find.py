@@ -34,8 +34,9 @@ def test_a_query_finds_exactly_these_rows(case):
 
 @pytest.mark.parametrize("case", REFUSED, ids=title)
 def test_a_query_that_makes_no_sense_says_why(case):
-    with pytest.raises(ValueError, match=re.escape(case["error"])):
+    with pytest.raises(ValueError, match=re.escape(case["error"])) as error:
         find(TREES[case["tree"]](), case["query"])
+    assert "near" not in case or f"Did you mean {case['near']}?" in str(error.value)
 
 
 def message(query, tree="model"):
@@ -116,7 +117,8 @@ def path_of(row: Row) -> list[Key]:
 
 def word_is_on_path(row: Row, word: str) -> bool:
     keys = path_of(row)
-    texts = [row.table.name + row.keystr, "/".join([row.table.name, *(key.segment for key in keys)])]
+    joined = (separator.join([row.table.name, *(key.segment for key in keys)]) for separator in "/.")
+    texts = [row.table.name + row.keystr, *joined]
     return any(word in text.lower() for text in [*texts, *(key.label for key in keys)])
 
 

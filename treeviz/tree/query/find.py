@@ -19,14 +19,22 @@ from treeviz.tree.keys import Key, index_key
 
 TextTest = Callable[[str], bool]
 
+_NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?:[kmgt]i?)?b?"
+_QUOTED_KEY = r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]"""  # as `keystr` writes it
 _TOKEN = re.compile(
-    r'\s+ | (?P<bar>\|) | (?P<minus>-*) (?P<field>[a-z_][\w.-]*:)? (?: "(?P<quoted>[^"]*)" | (?P<bare>[^\s|"]+) )',
+    rf"""\s+ | (?P<bar>\|) | (?P<minus>-*) (?:
+      (?P<column>[a-z_][\w.-]*) \s* (?P<colon>:?) \s* (?P<compare>>=|<=|>|<|=) \s* (?P<bound>{_NUMBER}) (?=[\s|]|$)
+      | (?P<field>[a-z_][\w.-]*:)?
+        (?: "(?P<quoted>[^"]*)" | (?P<bare>(?: {_QUOTED_KEY} | \[[^][|"]*\] | [^\s|"] )+) ) )""",
     re.VERBOSE | re.ASCII,
 )
 _FIELD = re.compile(r"[a-z_][\w.-]*:", re.ASCII)
-_NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?:[kmgt]i?)?"
 _COMPARISON = re.compile(rf"(>=|<=|>|<|=|)({_NUMBER})", re.ASCII)
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})", re.ASCII)
+_STEP = re.compile(
+    rf"{_QUOTED_KEY}|\[(?:(?::, ?)*|<flat index )(?P<index>-?\d+)>?\]|(?P<class>\[[^][]*\])|\.", re.ASCII
+)
+_DIGITS = frozenset("0123456789")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _COMPARE = {
     "": operator.eq,
@@ -72,12 +80,16 @@ def parse(query: str) -> list[list[Term]]:
         position = token.end()
         if token["bar"]:
             alternatives.append([])
-        elif token["quoted"] or token["bare"] or token["field"]:
+        elif token["quoted"] or token["bare"] or token["field"] or token["column"]:
             alternatives[-1].append(_term(token))
     return [terms for terms in alternatives if terms]
 
 
 def _term(token: re.Match[str]) -> Term:
+    is_negated = len(token["minus"]) % 2 == 1
+    if token["column"]:
+        compare = token["compare"].removeprefix("=") if token["colon"] else token["compare"]
+        return Term(is_negated, token["column"], compare + token["bound"], False)
     quoted = token["quoted"] is not None
     value = token["quoted"] if quoted else token["bare"]
     without_value = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
@@ -85,7 +97,7 @@ def _term(token: re.Match[str]) -> Term:
         raise ValueError(
             f'find: {without_value!r} needs a value. To search for the text, put it in quotes: "{without_value}"'
         )
-    return Term(len(token["minus"]) % 2 == 1, (token["field"] or "")[:-1], value, quoted)
+    return Term(is_negated, (token["field"] or "")[:-1], value, quoted)
 
 
 def is_glob(text: str) -> bool:
@@ -105,14 +117,49 @@ def glob_test(pattern: str) -> TextTest:
     return lambda text: match(text.lower()) is not None
 
 
-def contains_test(value: str) -> TextTest:
-    return lambda text: value in text.lower()
+def contains_test(word: str, quoted: bool) -> TextTest:
+    """A case-insensitive test whether a text contains the word. Unless quoted, a number is whole: 3 is not in w32."""
+    before, after = ("(?<![0-9])" if word[0] in _DIGITS else "", "(?![0-9])" if word[-1] in _DIGITS else "")
+    if quoted or not (before or after):
+        return lambda text: word in text.lower()
+    search = re.compile(before + re.escape(word) + after).search
+    return lambda text: search(text.lower()) is not None
 
 
-def path_pattern(glob: str) -> tuple[list[str], bool]:
-    """A glob's segments, and whether it starts at the root. A trailing slash is ignored."""
-    segments = glob.removesuffix("/").split("/")
-    return (segments[1:], True) if glob.startswith("/") else (segments, False)
+def path_patterns(path: str, name: str, is_key: Callable[[str], bool]) -> list[tuple[list[str], bool]]:
+    """What a glob or key path may mean: the globs of its keys, and whether it starts at the root.
+
+    `layers/*/w` is read as written. `layers[3].w` and `layers.3.w` are also read as steps, and a printed path,
+    `['layers'][3]['w']`, only as steps; with the name of the tree before them, they start at the root.
+
+    Args:
+      is_key: Whether a key of the tree is printed like this, such as "[None]", which else is a set of letters.
+    """
+
+    is_literal = False
+
+    def step(match: re.Match[str]) -> str:
+        nonlocal is_literal
+        if match["class"] and not is_key(match["class"]):
+            return match["class"]
+        is_literal |= match[0] != "." and match["index"] is None
+        quoted = match[1] or match[2] or ""
+        key = re.sub(r"\\(['\"\\])", r"\1", quoted) or match["index"] or (match["class"] or "")[1:-1]
+        return "/" + re.sub(r"[*?[]", r"[\g<0>]", key) + "/"
+
+    path, from_root = path.removesuffix("/"), path.startswith("/")
+    written, in_steps = path.split("/")[from_root:], _STEP.sub(step, path)
+    steps = [key for key in in_steps.split("/") if key]
+    if path.endswith("]*") and steps[-1] == "*":  # all that is printed with this path before it
+        steps[-1] = "**"
+    if in_steps == path or not steps:
+        return [(written, from_root)]
+    patterns = [(steps, from_root)]
+    if not is_literal:
+        patterns.append((written, from_root))
+    if len(steps) > 1 and steps[0] == name:
+        patterns.append((steps[1:], True))
+    return patterns
 
 
 def number_test(term: Term) -> Callable:
@@ -135,6 +182,7 @@ def number_test(term: Term) -> Callable:
 
 
 def _number(text: str) -> float:
+    text = text.removesuffix("b")
     digits = text.rstrip("kmgti")
     return float(digits) * _SCALES.get(text[len(digits) :], 1.0)
 
@@ -180,16 +228,18 @@ def _skip(ends: set[int], tests: list) -> set[int]:
 # The reserved field names of queries, and suggestions for unknown ones
 
 ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
-ALIASES = {"params": "elements", "parameters": "elements"}
+ALIASES = {"params": "elements", "parameters": "elements", "nbytes": "bytes"}
+_NEAR = {"size": ("bytes", "elements"), "memory": ("bytes",), "count": ("elements",)}  # what others call a column
 # The columns of `analysis.stats.columns.value_statistics`, computed on request.
 VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
 
 
 def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
     """ "Did you mean bytes?", or all known names if none is similar; `prefix`, such as "is:", precedes each."""
-    near = get_close_matches(name, known, n=1)
+    parts = [known_name for known_name in known if name in re.split("[._]", known_name)]
+    near = parts[:3] or [*_NEAR.get(name, ())] or get_close_matches(name, known, n=1)
     if near:
-        return f"Did you mean {prefix}{near[0]}?"
+        return f"Did you mean {' or '.join(prefix + known_name for known_name in near)}?"
     return f"There are: {', '.join(prefix + known_name for known_name in known)}."
 
 
@@ -234,16 +284,15 @@ def by_key(table: Table, test: Callable[[Key], bool], root: bool) -> np.ndarray:
     return rows
 
 
-def in_path(table: Table, word: str) -> np.ndarray:
-    """The rows whose key path contains the word: in one key, or across keys as joined by keystr or slashes."""
-    name = table.name.lower()
-
-    def in_key(key: Key) -> bool:
-        return word in key.label.lower() or word in key.keystr.lower() or word in key.segment.lower()
-
-    found = by_key(table, in_key, word in name)
-    if len(word) > 1 and not found[0]:
-        _add_spanning(table, word, found)
+def in_path(table: Table, word: str, quoted: bool = False) -> np.ndarray:
+    """The rows whose key path contains the word: in one key, or across keys as joined by keystr, slashes or dots."""
+    has_word = contains_test(word, quoted)
+    found = by_key(table, lambda key: any(map(has_word, (key.label, key.keystr, key.segment))), has_word(table.name))
+    firsts = {key.keystr[:1].lower() for key in table.keys} | {"["}
+    joins: list[Callable[[Key], str]] = [lambda key: key.keystr] if any(c in firsts for c in word) else []
+    joins += [lambda key, c=c: c + key.segment for c in "/." if c in word]
+    for text_of in joins if not found[0] else ():
+        _add_spanning(table, has_word, len(word), text_of, found)
     hits = np.flatnonzero(found).tolist()
     covered = 0
     for row in hits:
@@ -253,11 +302,11 @@ def in_path(table: Table, word: str) -> np.ndarray:
     return found
 
 
-def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
-    """Mark the rows where the word starts in one key and ends in a later one."""
-    n_kept = len(word) - 1
-    keys = [(key.keystr.lower(), "/" + key.segment.lower()) for key in table.keys]
-    tails = [(table.name.lower()[-n_kept:],) * 2]
+def _add_spanning(
+    table: Table, has_word: TextTest, n_kept: int, text_of: Callable[[Key], str], found: np.ndarray
+) -> None:
+    """Mark the rows where the word starts in one key and ends in a later one, as they are joined by these texts."""
+    texts, tails = list(map(text_of, table.keys)), [table.name[-n_kept:]]
     depths, codes, positions = table.depth.tolist(), table.key_codes.tolist(), table.position.tolist()
     ends, is_found = table.end.tolist(), found.tolist()
     row = 1
@@ -266,22 +315,25 @@ def _add_spanning(table: Table, word: str, found: np.ndarray) -> None:
             row = ends[row]
             continue
         depth, code = depths[row], codes[row]
-        keystr, segment = keys[code] if code else (f"[{positions[row]}]", f"/{positions[row]}")
-        before = tails[depth - 1]
-        keystr, segment = before[0] + keystr, before[1] + segment
-        if word in keystr or word in segment:
+        path = tails[depth - 1] + (texts[code] if code else text_of(index_key(positions[row])))
+        if has_word(path):
             found[row] = True
             row = ends[row]
             continue
         row += 1
         if ends[row - 1] > row:
             del tails[depth:]
-            tails.append((keystr[-n_kept:], segment[-n_kept:]))
+            tails.append(path[-n_kept:])
 
 
 def on_path(table: Table, glob: str) -> np.ndarray:
-    """bool[n_rows]: the rows whose key path ends with a match of a glob, such as `layers/*/w`."""
-    return _on_path(table, *path_pattern(glob.lower()))
+    """bool[n_rows]: the rows whose key path ends with a match of a glob, such as `layers/*/w`, or of a printed path."""
+
+    def is_key(text: str) -> bool:
+        return any(key.keystr.lower() == text for key in table.keys)
+
+    patterns = path_patterns(glob.lower(), table.name.lower(), is_key)
+    return np.any([_on_path(table, *pattern) for pattern in patterns], axis=0)
 
 
 def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
@@ -331,7 +383,10 @@ _DTYPE_CLASSES = {
     "bool": re.compile("bool"),
     "f8": re.compile("float8"),
 }
-_INDEX = re.compile(r"\[(\d+)\]")
+# `64x128`, `64,128`, `(64,128)`, `f32[64,128]`: dimensions in a row, or a whole shape in brackets
+_SHAPE = re.compile(
+    r"((?:bf|[fiuc]|bfloat|float|u?int|complex)\d\w*|bool)?(\[|\(|)(\d+(?:[x×,]\d+)*|),?(\]|\)|)", re.ASCII
+)
 # Words that select rows by values, and the columns that count them. A watched run counts NaN and infinities together.
 _FLAG_COLUMNS = {"nan": ("nan",), "inf": ("inf", "posinf", "neginf"), "zeros": ("zeros",)}
 _NOT_FINITE = "_nonfinite"
@@ -355,15 +410,18 @@ def find(table: Table, query: str) -> list[Any]:
     before a term negates it:
 
         attn            the word is in the row's key path (so: everything in attn), type, shape, value or
-                        static fields, or it is the dtype: bf16. In quotes it is taken literally: "nan", "(3, 4)"
+                        static fields, or it is the dtype: bf16. A number is a whole one: 3 is not in w32.
+                        In quotes it is taken literally: "nan", "(3, 4)"
+        ['layers'][3]   a key path as printed; also layers.3, a file's own name of a tensor
+        64x128          a shape; also 64,128 in a row of dimensions, and f32[64,128]
         T101            also the code of a finding of `treeviz.check`
         layers/*/w      a glob on the end of the key path: * ? [a-z] within a key, ** any number of
-                        keys, a leading / ties it to the root; w[3] is also w/3
+                        keys, a leading / ties it to the root; w[3] and w.3 are also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
         diff:shape      a word in any column of text; diff:"type" all between two commas, and no "dtype"
         bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti.
-                        A node does not match for what matches below it
+                        Also bytes > 1M. A node does not match for what matches below it
         nan  inf  zeros         leaves with such values, which needs statistics: render(tree, stats=True)
         is:changed      what differs, in `treeviz.diff`
         is:leaf         also node, shared, error, cycle, cut, hidden, opaque, static, weak, replicated, …
@@ -397,6 +455,13 @@ def needs_values(query: str) -> bool:
     return any(term.field in VALUE_STATISTICS or _is_flag(term) for term in terms)
 
 
+def compared_columns(table: Table, query: str) -> list[Column]:
+    """The columns of numbers that the query compares, each once."""
+    terms = [term for alternative in parse(query) for term in alternative]
+    columns = _columns_of_numbers(table)
+    return [columns[name] for name in dict.fromkeys(map(_column_name, terms)) if name in columns]
+
+
 def _is_flag(term: Term) -> bool:
     return not term.field and not term.quoted and term.value in _FLAG_COLUMNS
 
@@ -415,40 +480,27 @@ def _is_above(table: Table, rows: np.ndarray) -> np.ndarray:
 
 def _rows(table: Table, term: Term) -> np.ndarray:
     value = term.value
-    if not term.field:
-        if _is_flag(term):
-            return _flagged_by_values(table, value)
-        glob = None
-        if not term.quoted and (is_glob(value) or "/" in value):
-            glob = on_path(table, value)
-            if _INDEX.search(value):
-                glob |= on_path(table, _INDEX.sub(r"/\1", value))
-            if not is_pasted_path(value):
-                return glob
-        is_dtype = _dtype_test(value)
-        own = _by_facts(table, lambda facts: value in _own_text(facts) or (not term.quoted and is_dtype(facts.dtype)))
-        found = in_path(table, value) | own
-        if not term.quoted:
-            found[_noted(table, lambda note: note.text.lower().startswith(f"{value}:"))] = True
-        return found if glob is None else found | glob
+    if not term.field or (value[0] == "=" and not _is_field(table, term)):  # static fields are printed as `n=3`
+        return _rows_of_word(table, term._replace(field="", value=f"{term.field}{value}"))
+    glob = glob_test(value) if is_glob(value) and not term.quoted else None
+    contains, equals, is_dtype = (
+        glob or contains_test(value, term.quoted),
+        glob or _equals_test(value),
+        glob or _dtype_test(value),
+    )
     match term.field:
         case "key":
-            test = _text_test(term, contains_test)
-            return by_key(table, lambda key: test(key.segment), test(table.name))
+            return by_key(table, lambda key: contains(key.segment) or key.keystr.lower() == value, contains(table.name))
         case "kind" if value == "leaf":
             return _by_facts(table, lambda facts: facts.is_leaf)
         case "kind":
-            test = _text_test(term, _equals_test)
-            return _by_facts(table, lambda facts: test(facts.kind))
+            return _by_facts(table, lambda facts: equals(facts.kind))
         case "type":
-            test = _text_test(term, contains_test)
-            return _by_facts(table, lambda facts: test(facts.type))
+            return _by_facts(table, lambda facts: contains(facts.type))
         case "dtype":
-            test = _text_test(term, _dtype_test)
-            return _by_facts(table, lambda facts: test(facts.dtype))
+            return _by_facts(table, lambda facts: is_dtype(facts.dtype))
         case "sharding":
-            test = _text_test(term, contains_test)
-            return _by_facts(table, lambda facts: facts.sharding is not None and test(facts.sharding.text))
+            return _by_facts(table, lambda facts: facts.sharding is not None and contains(facts.sharding.text))
         case "shape":
             fits = shape_test(term)
             return _by_facts(table, lambda facts: facts.shape is not None and fits(facts.shape))
@@ -456,10 +508,54 @@ def _rows(table: Table, term: Term) -> np.ndarray:
             return _flagged(table, term)
     labels = _columns_of_text(table).get(term.field)
     if labels is not None:
-        test = _equals_test(value) if term.quoted else _text_test(term, contains_test)
-        passed = [any(map(test, str(text).split(", "))) for text in labels.levels]
+        tests = [equals if term.quoted else contains]
+        if term.field.endswith(".dtype"):
+            tests.append(lambda text: is_dtype(text.split(" ")[0].removeprefix("~")))
+        passed = [any(test(part) for part in str(text).split(", ") for test in tests) for text in labels.levels]
         return np.array(passed, bool)[slice(None) if labels.codes is None else labels.codes]
-    return number_test(term)(_numbers(table, term))
+    numbers = _numbers(table, term)
+    return number_test(term)(numbers)
+
+
+def _rows_of_word(table: Table, term: Term) -> np.ndarray:
+    value = term.value
+    if _is_flag(term):
+        return _flagged_by_values(table, value)
+    fits = None if term.quoted else _shape_in(value)
+    glob = None
+    if not term.quoted and fits is None and (is_glob(value) or "/" in value):
+        glob = on_path(table, value)
+        if not is_pasted_path(value):
+            return glob
+    has_word, is_dtype = contains_test(value, term.quoted), _dtype_test(value)
+
+    def is_own(facts: Facts) -> bool:
+        own = has_word(_own_text(facts)) or (not term.quoted and is_dtype(facts.dtype))
+        return own or (fits is not None and fits(facts))
+
+    found = in_path(table, value, term.quoted) | _by_facts(table, is_own)
+    if not term.quoted:
+        found[_noted(table, lambda note: note.text.lower().startswith(f"{value}:"))] = True
+    return found if glob is None else found | glob
+
+
+def _shape_in(word: str) -> Callable[[Facts], bool] | None:
+    """The test of a word that is a shape, such as `64x128`, `(64,128)` or `f32[64,128]`."""
+    match = _SHAPE.fullmatch(word)
+    if match is None:
+        return None
+    dtype, opening, dims, closing = match.groups()
+    if bool(opening) != bool(closing) or (not opening if dtype else dims.isdecimal() or not dims):
+        return None
+    wanted, is_dtype = re.sub("[x×]", ",", dims), _dtype_test(dtype or "")
+
+    def fits(facts: Facts) -> bool:
+        own = None if facts.shape is None else ",".join(map(str, facts.shape))
+        if own is None or (dtype and not is_dtype(facts.dtype)):
+            return False
+        return own == wanted if opening else f",{wanted}," in f",{own},"
+
+    return fits
 
 
 # The row's own facts
@@ -472,12 +568,8 @@ def _by_facts(table: Table, test: Callable[[Facts], bool]) -> np.ndarray:
 def _own_text(facts: Facts) -> str:
     """The text in which words are searched; NUL, which no text contains, separates its parts."""
     shape = "" if facts.shape is None else str(facts.shape)
-    static = [text for pair in (*facts.static, *facts.inside) for text in pair]
-    return "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *static)).lower()
-
-
-def _text_test(term: Term, otherwise: Callable[[str], TextTest]) -> TextTest:
-    return glob_test(term.value) if is_glob(term.value) and not term.quoted else otherwise(term.value)
+    static = ["=".join(pair) for pair in (*facts.static, *facts.inside)]
+    return "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *static))
 
 
 def _equals_test(value: str) -> TextTest:
@@ -547,6 +639,11 @@ def _columns_of_text(table: Table) -> dict[str, Column]:
     return {name.lower(): c for name, c in table.columns.items() if c.format == "label" and name not in ROW_FIELDS}
 
 
+def _is_field(table: Table, term: Term) -> bool:
+    name, known = _column_name(term), (*ROW_FIELDS, *VALUE_STATISTICS)
+    return name in known or name in _columns_of_numbers(table) or name in _columns_of_text(table)
+
+
 def _numbers(table: Table, term: Term) -> np.ndarray:
     name, columns = _column_name(term), _columns_of_numbers(table)
     if name == "depth":
@@ -555,7 +652,9 @@ def _numbers(table: Table, term: Term) -> np.ndarray:
         return table.rolled(columns[name])
     if name in VALUE_STATISTICS:
         raise ValueError(f"find: {term} {_NEEDS_VALUES}")
-    known = [*ROW_FIELDS, *columns, *_columns_of_text(table)]
+    texts = [*_columns_of_text(table)]
+    is_number = _COMPARISON.fullmatch(term.value) or _RANGE.fullmatch(term.value)
+    known = [*ROW_FIELDS, *columns, *texts] if is_number else [*texts, *ROW_FIELDS, *columns]
     raise ValueError(
         f"find: no column {term.field!r}. {did_you_mean(term.field, known)} "
         f'To search for the text itself, put it in quotes: "{term.field}:{term.value}"'

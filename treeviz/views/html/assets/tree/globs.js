@@ -35,16 +35,59 @@ function set(token) {
   return `[${negated ? "^" : ""}${members}]`;
 }
 
+// A key as keystr prints it, in quotes; an index, also of a layer along another axis, "[:, 3]"; what else is in brackets; a dot.
+const PATH_STEP = /\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]|\[(?:(?::, ?)*|<flat index )(-?\d+)>?\]|(\[[^\][]*\])|\./g;
+
 /**
- * The rows whose path ends with a match of the glob, segment by segment.
+ * What a glob or a key path may mean: as it is written, and in steps, as `path_patterns` in Python says.
+ * @type {(path: string, name: string, isKey: (text: string) => boolean) => [keys: string[], fromRoot: boolean][]}
+ */
+function pathPatterns(path, name, isKey) {
+  const fromRoot = path[0] === "/";
+  const glob = path.replace(/\/$/, "");
+  let isLiteral = false;
+  const inSteps = glob.replace(PATH_STEP, (text, single, double, index, brackets) => {
+    if (brackets && !isKey(brackets)) return brackets;
+    isLiteral ||= text !== "." && index === undefined;
+    const key = (single || double || "").replace(/\\(['"\\])/g, "$1") || index || (brackets ?? "").slice(1, -1);
+    return `/${key.replace(/[*?[]/g, "[$&]")}/`;
+  });
+  const steps = inSteps.split("/").filter((key) => key);
+  // All that is printed with this path before it.
+  if (glob.endsWith("]*") && steps[steps.length - 1] === "*") steps[steps.length - 1] = "**";
+  const written = glob.split("/").slice(+fromRoot);
+  if (inSteps === glob || !steps.length) return [[written, fromRoot]];
+  /** @type {[string[], boolean][]} */
+  const patterns = [[steps, fromRoot]];
+  if (!isLiteral) patterns.push([written, fromRoot]);
+  if (steps.length > 1 && steps[0] === name) patterns.push([steps.slice(1), true]);
+  return patterns;
+}
+
+/**
+ * The rows whose path ends with a match of the glob, or of a printed path.
+ * @type {(tree: import("./tree.js").Tree, index: import("./word_index.js").WordIndex, glob: string) => Uint8Array}
+ */
+export function onPath(tree, index, glob) {
+  const isKey = (text) => index.words.keys.some(({ keystr }) => keystr === text);
+  return pathPatterns(glob, tree.name.toLowerCase(), isKey).map(([keys, fromRoot]) => onKeys(tree, index, keys, fromRoot)).reduce(either);
+}
+
+/** Add rows to those that were found. @type {(rows: Uint8Array, found: Uint8Array) => Uint8Array} */
+export function either(rows, found) {
+  for (let row = 0; row < rows.length; row++) rows[row] |= found[row];
+  return rows;
+}
+
+/**
+ * The rows whose path ends with a match of the pattern, key by key.
  * Bit i of the state of a row is set if the first i segments of the pattern match and end at that row.
  * @param {import("./tree.js").Tree} tree
  * @param {import("./word_index.js").WordIndex} index
- * @param {string} glob
+ * @param {string[]} pattern
+ * @param {boolean} fromRoot
  */
-export function onPath(tree, index, glob) {
-  const fromRoot = glob[0] === "/";
-  const pattern = glob.slice(fromRoot ? 1 : 0).replace(/\/$/, "").split("/");
+function onKeys(tree, index, pattern, fromRoot) {
   if (pattern.length > 30) throw new Error("A glob may have 30 keys.");
   const tests = pattern.map(globTest);
   let stay = 0;

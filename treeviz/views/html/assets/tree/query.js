@@ -1,15 +1,19 @@
 // @ts-check
 // Parses and runs the queries of the search box, as treeviz/tree/query/ does in Python.
-import { globTest, isGlob, onPath } from "./globs.js";
+import { either, globTest, isGlob, onPath } from "./globs.js";
 import { readKey } from "./tree.js";
-import { byKey, inPath } from "./word_index.js";
+import { byKey, inPath, wordPlace } from "./word_index.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
 /** @typedef {import("./word_index.js").WordIndex} WordIndex */
 /** @typedef {{negated: boolean, field: string, value: string, quoted: boolean}} Term */
 
-const TOKEN = /\s+|(\|)|(-*)([a-z_][\w.-]*:)?(?:"([^"]*)"|([^\s|"]+))/y;
-const NUMBER = "[+-]?(?:\\d+(?:\\.\\d+)?|\\.\\d+)(?:e[+-]?\\d+)?(?:[kmgt]i?)?";
+const NUMBER = "[+-]?(?:\\d+(?:\\.\\d+)?|\\.\\d+)(?:e[+-]?\\d+)?(?:[kmgt]i?)?b?";
+const COLUMN = String.raw`([a-z_][\w.-]*)\s*(:?)\s*(>=|<=|>|<|=)\s*(${NUMBER})(?=[\s|]|$)`;
+const BARE = String.raw`(?:\['(?:[^'\\]|\\.)*'\]|\["(?:[^"\\]|\\.)*"\]|\[[^\][|"]*\]|[^\s|"])+`;
+const TOKEN = new RegExp(String.raw`\s+|(\|)|(-*)(?:${COLUMN}|([a-z_][\w.-]*:)?(?:"([^"]*)"|(${BARE})))`, "y");
+// 64x128, 64,128, (64,128), f32[64,128]: dimensions in a row, or a whole shape in brackets.
+const SHAPE = /^((?:bf|[fiuc]|bfloat|float|u?int|complex)\d\w*|bool)?([[(]?)(\d+(?:[x×,]\d+)*|),?([\])]?)$/;
 const COMPARISON = new RegExp(`^(>=|<=|>|<|=|)(${NUMBER})$`);
 const RANGE = new RegExp(`^(${NUMBER})\\.\\.(${NUMBER})$`);
 const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
@@ -40,13 +44,16 @@ export function parse(query) {
   while (TOKEN.lastIndex < text.length) {
     const token = TOKEN.exec(text);
     if (!token) throw new Error("A quote is not closed.");
-    const [, bar, minus, field = "", quote, bare] = token;
+    const [, bar, minus, column, colon, compare, bound, field = "", quote, bare] = token;
     if (bar) alternatives.push([]);
+    const negated = !!minus && minus.length % 2 === 1;
+    const put = (field, value, quoted = false) => alternatives[alternatives.length - 1].push({ negated, field, value, quoted });
+    if (column) put(column, (colon ? compare.replace(/^=/, "") : compare) + bound);
     const value = quote ?? bare;
     if (!value && !field) continue;
     const quoted = quote !== undefined;
     if (!value || (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value))) throw new Error(`${field || value} needs a value.`);
-    alternatives[alternatives.length - 1].push({ negated: minus.length % 2 === 1, field: field.slice(0, -1), value, quoted });
+    put(field.slice(0, -1), value, quoted);
   }
   return alternatives.filter((terms) => terms.length);
 }
@@ -70,12 +77,6 @@ export function matches(tree, index, query) {
   return alternatives.length ? alternatives.reduce(either) : new Uint8Array(n);
 }
 
-/** Add rows to those that were found. @type {(rows: Uint8Array, found: Uint8Array) => Uint8Array} */
-function either(rows, found) {
-  for (let row = 0; row < rows.length; row++) rows[row] |= found[row];
-  return rows;
-}
-
 /** @type {(term: Term) => boolean} */
 const isFlag = ({ field, quoted, value }) => !field && !quoted && Object.hasOwn(FLAGS, value);
 
@@ -85,28 +86,17 @@ const rollsUp = (tree, term) => isFlag(term) || (term.field !== "depth" && (colu
 /** @type {(tree: Tree, index: WordIndex, term: Term) => Uint8Array} */
 function rowsOf(tree, index, term) {
   const { field, value, quoted } = term;
-  if (!field) {
-    if (isFlag(term)) return flaggedByValues(tree, value);
-    const glob = !quoted && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
-    const apart = value.replace(/\[(\d+)]/g, "/$1");
-    if (glob && apart !== value) either(glob, onPath(tree, index, apart));
-    // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
-    if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
-    const isDtype = dtypeTest(value);
-    const found = inPath(tree, index, value);
-    byFacts(tree, (code) => index.text(code).includes(value) || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())), found);
-    if (glob) either(found, glob);
-    // "t101" finds the findings of that rule, whose notes begin so.
-    return quoted ? found : byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value), found);
-  }
+  // Static fields are printed as n=3.
+  if (!field || (value[0] === "=" && !isField(tree, field))) return rowsOfWord(tree, index, { ...term, field: "", value: field + value });
   const glob = isGlob(value) && !quoted ? globTest(value) : null;
   const equals = glob ?? ((text) => text === value);
-  const contains = glob ?? ((text) => text.includes(value));
+  const contains = glob ?? ((text) => wordPlace(text, value, quoted) >= 0);
+  const isDtype = glob ?? dtypeTest(value);
   const facts = (name, test) => byFacts(tree, (code) => test(tree.fact(code, name).toLowerCase()));
-  if (field === "key") return byKey(index, new Uint8Array(tree.n), (key) => contains(key.segment));
+  if (field === "key") return byKey(index, new Uint8Array(tree.n), (key) => contains(key.segment) || key.keystr === value);
   if (field === "kind") return value === "leaf" ? byFacts(tree, (code) => tree.fact(code, "is_leaf")) : facts("kind", equals);
   if (field === "type") return facts("type", contains);
-  if (field === "dtype") return facts("dtype", glob ?? dtypeTest(value));
+  if (field === "dtype") return facts("dtype", isDtype);
   if (field === "sharding")
     return byFacts(tree, (code) => contains(tree.fact(code, "sharding")?.[0].toLowerCase() ?? "\0"));
   if (field === "shape") {
@@ -115,11 +105,42 @@ function rowsOf(tree, index, term) {
   }
   if (field === "is") return flagged(tree, value);
   const words = tree.columns.find(({ name, labels }) => labels && name.toLowerCase() === field);
-  // In quotes it is all that stands between two commas.
-  if (words) return byRow(tree, (row) => words.text(row).toLowerCase().split(", ").some(quoted ? equals : contains));
-  const numbers = numbersOf(tree, field);
+  // In quotes it is all that stands between two commas. A dtype is written with a mark and a shape.
+  const inWords = (text) => (quoted ? equals : contains)(text) || (field.endsWith(".dtype") && isDtype(text.split(" ")[0].replace(/^~/, "")));
+  if (words) return byRow(tree, (row) => words.text(row).toLowerCase().split(", ").some(inWords));
+  const numbers = numbersOf(tree, field, value);
   const test = numberTest(field, value);
   return byRow(tree, (row) => test(numbers[row]));
+}
+
+/** @type {(tree: Tree, index: WordIndex, term: Term) => Uint8Array} */
+function rowsOfWord(tree, index, term) {
+  const { value, quoted } = term;
+  if (isFlag(term)) return flaggedByValues(tree, value);
+  const fits = quoted ? null : shapeIn(value);
+  const glob = !quoted && !fits && (isGlob(value) || value.includes("/")) ? onPath(tree, index, value) : null;
+  // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
+  if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
+  const isDtype = dtypeTest(value);
+  const isOwn = (code) =>
+    wordPlace(index.text(code), value, quoted) >= 0 || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())) || !!fits?.(tree, code);
+  const found = byFacts(tree, isOwn, inPath(tree, index, value, quoted));
+  if (glob) either(found, glob);
+  // "t101" finds the findings of that rule, whose notes begin so.
+  return quoted ? found : byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value), found);
+}
+
+/** The test of a word that is a shape. @type {(word: string) => ((tree: Tree, code: number) => boolean) | null} */
+function shapeIn(word) {
+  const [, dtype, opening, dims, closing] = SHAPE.exec(word) ?? [];
+  if (dims === undefined || !opening !== !closing || (dtype ? !opening : /^\d*$/.test(dims))) return null;
+  const wanted = dims.replace(/[x×]/g, ",");
+  const isDtype = dtypeTest(dtype ?? "");
+  return (tree, code) => {
+    const shape = tree.fact(code, "shape");
+    if (!shape || (dtype && !isDtype(tree.fact(code, "dtype").toLowerCase()))) return false;
+    return opening ? `${shape}` === wanted : `,${shape},`.includes(`,${wanted},`);
+  };
 }
 
 /** @type {(tree: Tree, test: (row: number) => boolean) => Uint8Array} */
@@ -177,22 +198,33 @@ function flaggedByValues(tree, word) {
   return found;
 }
 
+const ALIASES = new Map([["params", "elements"], ["parameters", "elements"], ["nbytes", "bytes"]]);
 const columnOf = (tree, field) =>
-  tree.columns.find(({ name, isNumber }) => isNumber && name.toLowerCase() === (field === "params" || field === "parameters" ? "elements" : field));
+  tree.columns.find(({ name, isNumber }) => isNumber && name.toLowerCase() === (ALIASES.get(field) ?? field));
 
-/** @type {(tree: Tree, field: string) => ArrayLike<number>} */
-function numbersOf(tree, field) {
+const FIELDS = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth"];
+// What others call a column.
+const NEAR = new Map([["size", "bytes or elements"], ["memory", "bytes"], ["count", "elements"]]);
+
+/** @type {(tree: Tree, field: string) => boolean} */
+const isField = (tree, field) =>
+  FIELDS.includes(field) || STATISTICS.test(field) || !!columnOf(tree, field) || tree.columns.some(({ name, labels }) => labels && name.toLowerCase() === field);
+
+/** @type {(tree: Tree, field: string, value: string) => ArrayLike<number>} */
+function numbersOf(tree, field, value) {
   if (field === "depth") return tree.depth;
   const column = columnOf(tree, field);
   if (column) return column.values;
   if (STATISTICS.test(field)) throw new Error(`${field}: ${UNREAD}.`);
-  const names = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth", ...tree.columns.filter(({ isNumber }) => isNumber).map(({ name }) => name)];
-  throw unknown(`column ${field}`, field, names);
+  const named = (test) => tree.columns.filter(test).map(({ name }) => name.toLowerCase());
+  const texts = named(({ name, labels }) => labels && !FIELDS.includes(name));
+  const numbers = [...FIELDS, ...named(({ isNumber }) => isNumber)];
+  throw unknown(`column ${field}`, field, COMPARISON.test(value) || RANGE.test(value) ? [...numbers, ...texts] : [...texts, ...numbers]);
 }
 
 /** That there is no such word, and what to write in its place. @param {string} what @param {string} word @param {string[]} names */
 function unknown(what, word, names) {
-  const near = closest(word, names);
+  const near = names.filter((name) => name.split(/[._]/).includes(word)).slice(0, 3).join(" or ") || NEAR.get(word) || closest(word, names);
   return new Error(`No ${what}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
 }
 
@@ -208,8 +240,8 @@ function numberTest(field, value) {
 
 /** @type {(text: string) => number} */
 function number(text) {
-  const digits = text.replace(/[kmgt]i?$/, "");
-  return +digits * SCALES[text.slice(digits.length)];
+  const digits = text.replace(/[kmgt]i?b?$|b$/, "");
+  return +digits * SCALES[text.slice(digits.length).replace("b", "")];
 }
 
 /** @type {(value: string) => (shape: number[]) => boolean} */

@@ -6,9 +6,9 @@ import { savePicture } from "./picture.js";
 
 const HELP = [
   "attn  bf16 — in path, type, dtype, shape or value",
-  "layers/*/weight — a glob; ** any keys",
-  "dtype:float  shape:*,768  kind:opaque  key:w*",
-  "bytes:>1M  elements:1k..2k — any column",
+  "layers/*/weight — a glob; ** any keys   layers.3.weight — a path",
+  "dtype:float  64x128  shape:*,768  kind:opaque  key:w*",
+  "bytes > 1M  elements:1k..2k — any column",
   "nan  inf  zeros  is:shared  is:error",
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];

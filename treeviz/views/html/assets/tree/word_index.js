@@ -23,7 +23,7 @@ export class WordIndex {
     const { name, keys: codes, keyCodes, position } = this.tree;
     const numbers = position.map((place, row) => keyCodes[row] || (row && codes.length + place));
     const starts = [0];
-    const firsts = new Set("/");
+    const firsts = new Set();
     let text = "";
     const keys = Array.from({ length: numbers.reduce((a, b) => Math.max(a, b)) + 1 }, (_, number) => {
       const key = lower(!number ? { label: name, keystr: name, segment: name } : number < codes.length ? readKey(codes[number]) : indexKey(number - codes.length));
@@ -49,7 +49,8 @@ const lower = ({ label, keystr, segment }) => ({
 
 function ownText(tree, code) {
   const of = (field) => tree.fact(code, field);
-  return [of("type"), of("kind"), of("dtype"), shapeText(of("shape")), of("text"), ...of("static").flat(), ...of("inside").flat()].join("\0").toLowerCase();
+  const pairs = [...of("static"), ...of("inside")].map((pair) => pair.join("="));
+  return [of("type"), of("kind"), of("dtype"), shapeText(of("shape")), of("text"), ...pairs].join("\0").toLowerCase();
 }
 
 /**
@@ -67,30 +68,43 @@ export function byKey({ words: { keys, numbers } }, result, ask) {
 }
 
 /**
- * The rows whose key path contains the word: in one key, or across keys as written by keystr or with slashes.
+ * The place of the word in a text, or -1. Unless quoted, a number is a whole one: 3 is not in w32.
+ * @type {(text: string, word: string, quoted: boolean, from?: number) => number}
+ */
+export function wordPlace(text, word, quoted, from = 0) {
+  const isInNumber = (place, step) => /\d\d/.test((text[place + step] ?? "") + text[place]);
+  let at = text.indexOf(word, from);
+  while (!quoted && at >= 0 && (isInNumber(at, -1) || isInNumber(at + word.length - 1, 1))) at = text.indexOf(word, at + 1);
+  return at;
+}
+
+/**
+ * The rows whose key path contains the word: in one key, or across keys as written by keystr, with slashes or with dots.
  * @param {import("./tree.js").Tree} tree
  * @param {WordIndex} index
  * @param {string} word
+ * @param {boolean} quoted
  */
-export function inPath(tree, index, word) {
+export function inPath(tree, index, word, quoted) {
   const { n, parent } = tree;
   const { keys, text, starts, numbers, firsts } = index.words;
   const inKey = new Uint8Array(starts.length);
-  for (let at = text.indexOf(word), number = 0; at >= 0; at = text.indexOf(word, starts[number])) {
+  for (let at = wordPlace(text, word, quoted), number = 0; at >= 0; at = wordPlace(text, word, quoted, starts[number])) {
     while (starts[number] <= at) number++;
     inKey[number - 1] = 1;
   }
   const found = new Uint8Array(n);
   for (let row = 0; row < n; row++) found[row] = inKey[numbers[row]] | found[parent[row]];
   // A word across keys has the start of one inside it. So much of the path above is enough as the word is long.
-  if ([...word].some((letter) => firsts.has(letter)))
-    for (const textOf of [(key) => key.keystr, (key) => `/${key.segment}`]) {
-      const tails = [keys[0].label];
-      for (let row = 1; row < n; row++) {
-        const path = tails[parent[row]] + textOf(keys[numbers[row]]);
-        found[row] |= +(found[parent[row]] || path.includes(word));
-        tails.push(path.slice(-word.length));
-      }
+  const textsOf = [..."/."].filter((letter) => word.includes(letter)).map((letter) => (key) => letter + key.segment);
+  if ([...word].some((letter) => firsts.has(letter))) textsOf.push((key) => key.keystr);
+  for (const textOf of textsOf) {
+    const tails = [keys[0].label];
+    for (let row = 1; row < n; row++) {
+      const path = tails[parent[row]] + textOf(keys[numbers[row]]);
+      found[row] |= +(found[parent[row]] || wordPlace(path, word, quoted) >= 0);
+      tails.push(path.slice(-word.length));
     }
+  }
   return found;
 }
