@@ -534,8 +534,8 @@ def all_zero(checked: Checked) -> Iterator[Found]:
 def unread_values(checked: Checked) -> Iterator[Found]:
     """The values of a leaf were to be read and were not: an error if reading raised, as of a damaged file.
 
-    Nothing is known of NaN in them. Arrays of more than 10^9 elements in host memory and formats that treeviz does not know
-    are not read.
+    Nothing is known of NaN in them. Arrays of more than 10^9 elements in host memory, and formats that treeviz does
+    not know, are not read.
     """
     from treeviz.analysis.stats.columns import NOT_SCANNED, UNREADABLE
 
