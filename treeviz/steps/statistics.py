@@ -251,11 +251,15 @@ def result_kind(name: str) -> str:
 def sibling_name(name: str, kind: str) -> str:
     """Return the name of the tree of another kind in the same step: "params of critic" for "grads of critic".
 
-    Micro-batches ("grads #2") share one tree of parameters and one of updates. For a name that the user chose, it is
-    the kind itself: the step is assumed to have one such tree.
+    Micro-batches ("grads #2") and terms of a loss ("grads (term)") share one tree of parameters and one of updates. For
+    a name that the user chose, it is the kind itself: the step is assumed to have one such tree.
     """
     own_kind = kind_of(name)
-    return kind + re.sub(r" #\d+(?= of | since |$)", "", name.removeprefix(own_kind)) if own_kind else kind
+    return (
+        kind + re.sub(r"( \([^()]*\))?( #\d+)?(?= of | since |$)", "", name.removeprefix(own_kind))
+        if own_kind
+        else kind
+    )
 
 
 def title_of(name: str) -> str:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.recording.history import History, Track
+from treeviz.steps.recording.history import History, Track, main_source
 from treeviz.steps.recording.history_file import keep, load, save
 
 
@@ -108,6 +108,18 @@ def test_a_range_and_a_resolution_can_be_asked_for():
     series = history.values("grads", "finite_norm", 2, resolution=7)
     assert len(series.n) == 7 and series.n.sum() == 500
     assert series.high.max() == norms[:, 2].max() and series.low.min() == norms[:, 2].min()
+
+
+def test_gradients_of_a_branch_that_is_rarely_taken_are_not_shown_first():
+    """As those of L-BFGS: after its first step the gradient comes from the line search."""
+    history = History([source(), source("grads #2")])
+    for step in range(3):
+        numbers = (
+            {"norm": np.full(3, np.nan), "nonfinite": np.full(3, -1)},
+            {"norm": np.ones(3), "nonfinite": np.zeros(3)},
+        )
+        history.append(step, {"grads": numbers[step == 0], "grads #2": numbers[step != 0]})
+        assert main_source(history) == ("grads" if step < 2 else "grads #2")
 
 
 def test_leaves_without_numbers_stay_without():

@@ -143,6 +143,33 @@ def test_micro_batches_written_out_have_a_name_each(seen, mlp):
     seen.check(grads_of_loss(mlp, x[1::2], y[1::2]), "grads #2")
 
 
+def test_the_gradients_that_train_come_first_and_those_that_only_weigh_them_are_named_after_their_loss(seen):
+    """As in a PINN: the gradients of two terms have norms, the inverses of which weigh the terms of the loss."""
+    params, t = {"b": jnp.ones(1), "w": jnp.arange(1.0, 4.0)}, jnp.arange(3.0)
+
+    def residual(params, t):
+        return jnp.sum((params["w"] * t - params["b"]) ** 2)
+
+    def boundary(params):
+        return jnp.sum(params["w"] ** 3)
+
+    def norm(tree):
+        return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+
+    @jax.jit
+    def step(params, t):
+        by = 1 / norm(jax.grad(residual)(params, t)), 1 / norm(jax.grad(boundary)(params))
+        grads = jax.grad(lambda p: by[0] * residual(p, t) + by[1] * boundary(p))(params)
+        return descend(params, grads), norm(jax.grad(residual, 1)(params, t))
+
+    watch(step, seen)(params, t)
+    assert seen.names() == ["grads", "grads (boundary)", "grads (residual)", "grads (residual) of t"]
+    terms = jax.grad(residual)(params, t), jax.grad(boundary)(params)
+    seen.check(terms[0], "grads (residual)")
+    seen.check(terms[1], "grads (boundary)")
+    seen.check(jax.tree.map(lambda a, b: a / norm(terms[0]) + b / norm(terms[1]), *terms))
+
+
 def test_parameters_deep_in_an_argument_are_named_by_their_place(seen, mlp):
     @jax.jit
     def step(state, batch):

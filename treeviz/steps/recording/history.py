@@ -693,13 +693,24 @@ class History:
 def main_source(history: History) -> str:
     """Return the source to show first: the first gradients, preferably with updates, else the first source.
 
-    If its tree has changed, the newest section.
+    Gradients of a branch that is rarely taken come after others. If its tree has changed, the newest section.
     """
     grads = [name for name in history.sources if name.startswith("grads")]
     with_updates = [name for name in grads if sibling_name(name, "updates") in history.sources]
-    first = next(iter([*with_updates, *grads, *history.sources]))
+    candidates = with_updates or grads or [*history.sources]
+    n_known = [_n_known(history, name) for name in candidates]
+    first = next(name for name, n in zip(candidates, n_known, strict=True) if 2 * n > max(n_known) or not max(n_known))
     tree, _ = section_of(first)
     return [name for name in history.sources if section_of(name)[0] == tree][-1]
+
+
+def _n_known(history: History, name: str) -> int:
+    """The number of the newest steps that have numbers; the branch of a conditional has none where it is not taken."""
+    track = history.tracks.get((name, "nonfinite"))
+    return 0 if track is None else int((track.newest(_NEWEST).latest >= 0).any(axis=1).sum())
+
+
+_NEWEST = 16
 
 
 # A tree whose structure changes during a run gets another name, so that no step is lost: "grads since step 12".

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from treeviz.steps.statistics import Axes, in_layers, layer_by_layer, sibling_na
 from treeviz.tree.tracers import Tracer
 
 if TYPE_CHECKING:
-    from treeviz.steps.tracing.primitives import Axis, Reaped
+    from treeviz.steps.tracing.primitives import Axis, Reaped, Sown
 
 
 class Argument(NamedTuple):
@@ -64,9 +64,11 @@ class _Owner(NamedTuple):
 
 
 def attribute_gradients(
-    reaped: Sequence[Reaped], arguments: Sequence[Argument], *, match: bool = True
+    reaped: Sequence[Reaped], arguments: Sequence[Argument], *, match: bool = True, trained: Collection[Sown] = ()
 ) -> list[Attribution | None]:
     """Name what was reaped, and find what it is the gradient of.
+
+    "grads" are those that train. Others, as of a term of the loss whose norm is a weight, are "grads (term)".
 
     A gradient belongs to the arguments that it was taken with respect to, which `reap` has followed through the
     program. Where it could not, the gradient belongs to the first subtree of an argument that has the same paths, sizes
@@ -75,6 +77,7 @@ def attribute_gradients(
     Args:
       arguments: The step's arguments; `Reaped.origins` counts their leaves, in order.
       match: Keep only the gradients of the loss with respect to arguments, if there are any. False: keep all.
+      trained: The sown trees that are trained with; empty if unknown.
 
     Returns:
       The attribution of each of `reaped`; None if it is left out.
@@ -82,16 +85,19 @@ def attribute_gradients(
     gradients = [r for r in reaped if r.gradient is None]
     owners = _owners(gradients, arguments)
     kept = set(_of_the_loss([r for r in gradients if r.sown.kind != "tap"], owners) if match else gradients)
+    main = {r for r in kept if r.tagged in trained} or kept
     # The argument distinguishes gradients of several arguments: "grads of generator".
-    has_several = len({owner.expression if owner else None for r, owner in owners.items() if r in kept}) > 1
+    expressions = {owner.expression if (owner := owners[r]) else None for r in main}
     n_named: dict[str, int] = {}
     named: dict[Reaped, Attribution] = {}
-    for r in gradients:
+    for r in sorted(gradients, key=lambda r: r in kept - main):
         is_tap = r.sown.kind == "tap"
         if not is_tap and r not in kept:
             continue
         owner, name = owners[r] or _Owner("", ()), r.sown.source.name
-        if not is_tap and has_several and owner.expression:
+        if r.sown.kind == "grads" and r in main:
+            name = "grads"
+        if not is_tap and owner.expression and len({*expressions, owner.expression}) > 1:
             name = f"{name} of {owner.expression}"
         n_named[name] = n_named.get(name, 0) + 1
         if n_named[name] > 1:
@@ -124,12 +130,12 @@ def _params_and_updates(reaped: Sequence[Reaped], named: Mapping[Reaped, Attribu
 
 def _of_the_loss(gradients: Sequence[Reaped], owners: Mapping[Reaped, _Owner | None]) -> Sequence[Reaped]:
     """The gradients that the step is most likely trained with."""
-    with_owner = [r for r in gradients if owners[r] is not None]
+    with_owner = [r for r in gradients if owners[r] is not None] or gradients
     # The cotangents of a bare `jax.vjp` may be an intermediate of a user's own derivative rule.
     of_functions = [r for r in with_owner if r.sown.kind == "grads"]
     # A gradient that is differentiated itself is a term of the loss, as in a penalty on its norm.
     outer = [r for r in of_functions if not r.is_differentiated]
-    return outer or of_functions or with_owner or gradients
+    return outer or of_functions or with_owner
 
 
 def _owners(gradients: Sequence[Reaped], arguments: Sequence[Argument]) -> dict[Reaped, _Owner | None]:

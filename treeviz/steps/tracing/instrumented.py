@@ -47,7 +47,7 @@ from treeviz.steps.tracing.primitives import (
     sow,
     sow_p,
 )
-from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_params, reap
+from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_params, reap, trained_with
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -312,7 +312,8 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with gc_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
-    names = attribute_gradients(found, arguments, match=match)
+    trained = unread.attempt("Which gradients train is not known", set(), trained_with, program)
+    names = attribute_gradients(found, arguments, match=match, trained=trained)
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
     names = [name and _cut_off(name, zeros.get(r.tagged or r.sown, ())) for r, name in zip(found, names, strict=True)]
     names, labels = (names, []) if received is None else _labelled(found, names, received, updates)
@@ -458,6 +459,7 @@ def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_tr
     names, packed = [], []
 
     def see(kind, tree, origins=None, name="grads"):
+        name = name.partition(" (")[0] if kind == "grads" else name
         count = sum(n.source.name.split(" #")[0] == name for n in names)
         source = source_of(tree, f"{name} #{count + 1}" if count else name)
         if any(source.has_number) and kind != "loss":

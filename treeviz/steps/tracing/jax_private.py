@@ -202,12 +202,15 @@ def _seen_vjp(name, fun, *primals, **options):
     """Replaces `_vjp` or `vjp` of `jax._src.api`."""
     result = original_of(name)(fun, *primals, **options)
     see: Any = now_seeing()
-    caller = sys._getframe(1).f_code.co_name
+    frame = sys._getframe(1)
+    caller = frame.f_code.co_name
     if see is None or caller not in ("value_and_grad_f", "vjp", "jacfun"):
         return result
     value, pullback, *aux = result
     if caller == "value_and_grad_f":
         value = see("loss", value)
+        function = getattr(frame.f_locals.get("fun"), "__name__", "")  # here, `fun` is a wrapper of it
+        name = f"grads ({function})" if str(function).isidentifier() else "grads"
     if caller == "vjp":  # a pytree, since it may go through other transformations
         return (value, tree_util.Partial(_seen_pullback, pullback), *aux)
 
@@ -220,7 +223,7 @@ def _seen_vjp(name, fun, *primals, **options):
             _here.is_nested = before
         if caller == "jacfun":  # rows of a Jacobian are not gradients
             return gradients
-        return _as_one_tree(lambda g: see("grads", g, primals[0] if len(primals) == 1 else primals), gradients)
+        return _as_one_tree(lambda g: see("grads", g, primals[0] if len(primals) == 1 else primals, name), gradients)
 
     return (value, seen, *aux)
 

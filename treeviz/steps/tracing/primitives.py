@@ -280,7 +280,8 @@ class Sown:
       kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params", "updates" and
         "received" for what is measured together with a gradient; "loss", which is not measured: it tells which results
         are the loss.
-      source: The leaves. Its name is the kind, or the name that `tap` was given.
+      source: The leaves. Its name is the kind, or the name that `tap` was given; "grads (loss)" has the name of the
+        function whose gradients they are.
       axes: Of the layers of each leaf that holds some, as `reap` has found them.
     """
 

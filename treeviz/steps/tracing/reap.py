@@ -46,7 +46,9 @@ from treeviz.steps.tracing.primitives import (
     last_uses,
     needed,
     open_jaxpr,
+    programs,
     scan_parts,
+    size_of,
     sow_p,
     sown_in,
     sums_of_sown,
@@ -320,6 +322,43 @@ def drop_unused_tags(program: ClosedJaxpr) -> ClosedJaxpr:
     n_sown = Counter(sown for sown, _ in sown_in(program))
     dead = {sown: places for sown, places in _unused(program.jaxpr).items() if n_sown[sown] == 1}
     return ClosedJaxpr(_rewritten(program.jaxpr, dead), program.consts) if dead else program
+
+
+def trained_with(program: Any) -> set[Sown]:
+    """The sown gradients that reach results of their size, as new parameters, and not only as norms or weights."""
+    found: set[Sown] = set()
+    jaxpr = open_jaxpr(program)
+    _reaching({x for x in jaxpr.outvars if not isinstance(x, Literal)}, jaxpr, found)
+    return found
+
+
+def _reaching(used: set[Any], jaxpr: Jaxpr, found: set[Sown]) -> set[Any]:
+    """Add the variables from which a way leads to these, on which no array is smaller."""
+    for eqn in reversed(jaxpr.eqns):
+        is_used = [v in used for v in eqn.outvars]
+        if not any(is_used):
+            continue
+        if eqn.primitive is sow_p and eqn.params["sown"].kind in _GRADIENTS:
+            n_used = sum(size_of(v) for v, is_it in zip(eqn.outvars, is_used, strict=True) if is_it)
+            if 2 * n_used > sum(map(size_of, eqn.outvars)):  # a norm is as large as a leaf with one element
+                found.add(eqn.params["sown"])
+            used.update(
+                x for x, is_it in zip(eqn.invars, is_used, strict=False) if is_it and not isinstance(x, Literal)
+            )
+            continue
+        if inside := programs(eqn, eqn.invars) if holds_sown(eqn) else []:
+            repeats = eqn.primitive.name in (SCAN, WHILE)  # what one turn returns, the next may pass on
+            for inner, operands in inside:
+                inner = open_jaxpr(inner)
+                wanted = zip(inner.outvars, is_used, strict=False)
+                start = {v for v, is_it in wanted if (is_it or repeats) and not isinstance(v, Literal)}
+                reached = _reaching(start, inner, found)
+                places = zip(operands, inner.invars, strict=False)
+                used.update(x for x, v in places if v in reached and not isinstance(x, Literal))
+            continue
+        largest = max(size_of(v) for v, is_it in zip(eqn.outvars, is_used, strict=True) if is_it)
+        used.update(x for x in eqn.invars if not isinstance(x, Literal) and size_of(x) <= largest)
+    return used
 
 
 def dead_equations(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
