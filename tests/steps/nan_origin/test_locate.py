@@ -198,7 +198,8 @@ def test_the_iteration_of_a_while_loop_is_told():
 def test_the_backward_pass_inside_a_scan_is_told_as_such():
     def step(w, x):
         def loss(w):
-            return lax.scan(lambda c, entry: (c + jnp.sum(jnp.sqrt(w * entry)), None), 0.0, x)[0]
+            # As in MaxText, the body also returns a number that is no array.
+            return lax.scan(lambda c, entry: (c + jnp.sum(jnp.sqrt(w * entry)), {"moe_loss": 0.0}), 0.0, x)[0]
 
         return jax.grad(loss)(w)
 

@@ -49,6 +49,7 @@ def is_inexact(x: Any) -> bool:
 
 def with_bits(results: Sequence[Any]) -> tuple[Sequence[Any], jax.Array]:
     """The results, and uint8[n_results] with the bits of each result. Traceable."""
+    results = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results]  # a program may return a constant
     bits = [_bits(x) if is_inexact(x) and x.size else jnp.uint8(0) for x in results]
     return results, jnp.stack(bits)
 
