@@ -227,8 +227,8 @@ class GradientInspector:
 
         The first inspected call traces and compiles the step once more. Notebook cells may be rerun: a step that is
         already watched is returned unchanged, and one that is redefined after it was measured begins a new run, counted
-        from step 0, which the views show. With several processes, all must watch the step: if one does not, the others
-        wait 10 s for it and run the step unwatched.
+        from step 0, which the views show. With several processes, all must watch the step: the first call waits 1 s for
+        the others, then steps run unmeasured until all watch, and for good if one does not within 10 s.
 
         Args:
           step: A function returned by `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled or not.

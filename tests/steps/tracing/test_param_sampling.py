@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +209,8 @@ def test_parameters_whose_gradients_alone_are_accumulated_in_a_loop_are_looked_a
 )
 def test_where_parameters_are_not_looked_at_a_note_says_so(step, why, options, monkeypatch):
     monkeypatch.setattr(param_sampling, "FIRST", 2)
-    monkeypatch.setattr(param_sampling, "MOST_BYTES", 8)
+    full = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 100, "peak_bytes_in_use": 92})
+    monkeypatch.setattr(jax, "local_devices", lambda: [full])
     inspector = tv.GradientInspector()
     watched = inspector.watch(jax.jit(step, donate_argnums=0), **options)
     w, x = jnp.ones((2, 3, 3)) if "ensemble" in why else jnp.ones((3, 3)), jnp.ones((2, 3))

@@ -13,6 +13,9 @@ import pytest
 import pythons
 from compiling import PLAIN_FLAGS, quick_environment
 
+from treeviz import GradientInspector
+from treeviz.steps.tracing import processes
+
 pytestmark = pytest.mark.oldest_jax
 
 TIMEOUT_S = 150
@@ -130,6 +133,14 @@ def test_two_processes_hold_the_same_numbers_of_gradients_that_lie_in_both():
     assert without_errors(first) == without_errors(second)
     np.testing.assert_allclose(np.ravel(first["norms"]), true_norms(), rtol=1e-5)
     assert first["replicated"] and first["warned"] == []
+
+
+def test_the_waits_are_those_of_the_docstring_and_the_questions():
+    documented = " ".join((GradientInspector.watch.__doc__ or "").split())
+    assert f"the first call waits {processes.GRACE_S:g} s" in documented
+    assert f"if one does not within {processes.JOIN_S:g} s" in documented
+    faq = (Path(__file__).parents[3] / "docs" / "faq.md").read_text("utf-8")
+    assert f"one second at most, once, and says after {processes.JOIN_S:g} s" in faq and processes.GRACE_S == 1
 
 
 def test_processes_that_begin_to_watch_one_after_the_other_measure_from_the_same_step_on():

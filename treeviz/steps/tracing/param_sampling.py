@@ -38,7 +38,7 @@ from treeviz.steps.tracing.domains import Path, match_new_params
 from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.primitives import shape_and_dtype
 from treeviz.steps.tracing.reap import differences
-from treeviz.steps.tracing.verify import options_of_thread
+from treeviz.steps.tracing.verify import bytes_for_copies, options_of_thread
 from treeviz.tree.runtime import computed_once, full_searches_put_off
 from treeviz.tree.text import error_text
 from treeviz.tree.tracers import any_traced
@@ -342,7 +342,6 @@ class _InThread:
 
 FIRST, N_EVEN = 50, 5  # at calls 50, 100 … 250, and then after twice as many
 _EARLY = (1, 5)  # how far the first updates go; before all findings of zeros, which biases of zero explain
-MOST_BYTES = 1 << 30  # on one device, of the copies of what the loop donates
 
 
 def next_sampled(call: int) -> int:
@@ -443,7 +442,7 @@ class ParamSampling:
         elif found and self._donates:
             n_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
             n_bytes *= 2 if all(map(lies_on_host, found)) else 1
-            if n_bytes <= MOST_BYTES:
+            if n_bytes <= bytes_for_copies():
                 return _copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
         if why_not and self._n_calls > 1:  # one call is no run

@@ -366,9 +366,15 @@ def options_of_thread() -> list[Any]:
 
 AT_CALL = 16  # of an instrumented step: by then the optimizer's moments are warm, and short trials have ended
 N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
-MOST_BYTES = 1 << 30  # on one device, for the copies that are compared
+MOST_BYTES = 1 << 30  # on one device, for copies of what the loop donates, or that are compared
 
 Compiled = Callable[..., Any]
+
+
+def bytes_for_copies() -> float:
+    """The bytes that copies may take on a device: at most 1 GiB, and only memory that was never in use."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return min(MOST_BYTES, stats.get("bytes_limit", math.inf) - stats.get("peak_bytes_in_use", 0))
 
 
 class CompareOnce:
@@ -453,9 +459,7 @@ class CompareOnce:
         return args, kwargs
 
     def _has_room(self, n_bytes: int) -> bool:
-        stats = jax.local_devices()[0].memory_stats() or {}
-        free = stats.get("bytes_limit", math.inf) - stats.get("peak_bytes_in_use", 0)
-        if n_bytes <= min(MOST_BYTES, free):
+        if n_bytes <= bytes_for_copies():
             return True
         self.stop()
         self._tell(n_bytes)
