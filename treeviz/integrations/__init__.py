@@ -10,6 +10,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -69,11 +70,12 @@ def _load_entry_points() -> None:
         ]
     for entry in [entry for entry in _entry_points if _contents(entry.name) is not None]:
         _entry_points.remove(entry)
-        try:
-            entry.load()
-        except Exception as error:
-            text = f"the adapter {entry.value} failed with {error_text(error)}: {entry.name} is shown without it"
-            warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=4)
+        guarded(entry.load, partial(_warn_of, entry))  # it may even exit
+
+
+def _warn_of(entry: Any, error: BaseException) -> None:
+    text = f"the adapter {entry.value} failed with {error_text(error)}: {entry.name} is shown without it"
+    warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=6)
 
 
 def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]:
