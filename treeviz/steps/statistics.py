@@ -324,6 +324,7 @@ class MeasuredTree(NamedTuple):
       cut_off: Whether the gradient is zero for all inputs, as the step's program shows; empty if none is.
       unscaled: Whether it is the gradient of a loss with a dynamic scale, by which the step divides it; empty if none
         is.
+      frozen: Whether the step returns the parameter as it is for all inputs; empty if it does so with none.
     """
 
     name: str
@@ -335,6 +336,7 @@ class MeasuredTree(NamedTuple):
     stacks: tuple[str, ...] = ()
     cut_off: tuple[bool, ...] = ()
     unscaled: tuple[bool, ...] = ()
+    frozen: tuple[bool, ...] = ()
 
 
 class Whole(NamedTuple):
@@ -439,8 +441,9 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
     if not any(axis is not None for axis in axes):
         return source
     fields = []
-    cut_off, unscaled = (flags or (False,) * len(axes) for flags in (source.cut_off, source.unscaled))
-    for path, size, dtype, has_number, shape, *flags, axis in zip(*source[1:6], cut_off, unscaled, axes, strict=True):
+    known = [name for name in ("cut_off", "unscaled", "frozen") if getattr(source, name)]
+    all_flags = [*zip(*(getattr(source, name) for name in known), strict=True)] or [()] * len(axes)
+    for path, size, dtype, has_number, shape, flags, axis in zip(*source[1:6], all_flags, axes, strict=True):
         if axis is None:
             fields.append((path, size, dtype, has_number, shape, "", *flags))
             continue
@@ -451,9 +454,8 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
         )
         layer = size // n, dtype, has_number, ",".join(sizes), whole, *flags
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
-    opened = type(source)(source.name, *zip(*fields, strict=True))
-    opened = opened if source.cut_off else opened._replace(cut_off=())
-    return opened if source.unscaled else opened._replace(unscaled=())
+    columns = [*zip(*fields, strict=True)]
+    return type(source)(source.name, *columns[:6], **dict(zip(known, columns[6:], strict=True)))
 
 
 def wholes(source: MeasuredTree) -> Iterator[Whole]:

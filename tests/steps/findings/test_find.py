@@ -18,6 +18,7 @@ from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.measure import MeasuredTree, Measurement
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT, StopTraining
 
@@ -225,6 +226,47 @@ def test_a_frozen_leaf_is_found():
     run.updates[:, 4] = 0
     (found,) = run.findings()
     assert (found.kind, found.source, found.path) == ("frozen", "updates", run.paths[4])
+    assert run.findings(thresholds=Thresholds(expected_frozen="layers/2/b")) == []
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_leaves_that_the_optimizer_freezes_are_information_once_in_one_line(is_dead, tmp_path):
+    run = Run()
+    is_weight = tuple(path.endswith("['w']") for path in run.paths)
+    run.sources[0] = run.sources[0]._replace(frozen=is_weight)
+    run.updates[:, is_weight] = 0
+    run.grads[:, is_weight] *= not is_dead
+    save(run.history(), tmp_path / "run.treeviz")
+    (found,) = findings(load(tmp_path / "run.treeviz"))
+    assert (found.kind, found.severity, found.source, len(found.leaves)) == ("frozen", "info", "grads", 12)
+    assert found.sentence == "12 of 24 leaves are frozen: the step never changes ['layers'][*]['w'] ×12."
+    run.sources[0] = run.sources[0]._replace(frozen=(True,) * 24)  # as by a learning rate of zero
+    run.grads[:], run.updates[:] = 1, 0
+    (found,) = run.findings()
+    assert (found.severity, found.path) == ("warning", "") and "a learning rate of zero" in found.advice
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_updates_that_are_lost_in_rounding_are_not_blamed_on_a_mask(dtype):
+    run = Run(dtype=dtype)
+    run.updates[:, 1::2] = 0
+    run.updates[:, 0] = 1e-4 * run.params[:, 0]  # nearly lost: of the same cause
+    (found,) = run.findings()
+    assert (found.kind, found.path, len(found.leaves)) == ("frozen", "['layers'][0]['w']", 12)
+    assert ("in bfloat16, what is below 2**-9 of a number is rounded away" in found.sentence) == (dtype == "bfloat16")
+    assert ("float32 master weights" in found.advice) == (dtype == "bfloat16") != ("a mask" in found.advice)
+
+
+@pytest.mark.parametrize("n_learning", [0, 2])
+def test_two_factors_of_zero_are_the_cause_of_gradients_of_zero(n_learning):
+    run = Run({f"['l{i}']['{name}']": 64 for i in range(4) for name in ("lora_a", "lora_b")})
+    run.sources = [tree._replace(shapes=("8,8",) * 8) for tree in run.sources]
+    for numbers in (run.grads, run.updates, run.params):
+        numbers[:, n_learning:] = 0
+    (found,) = run.findings()
+    assert (found.kind, found.severity) == ("dead", "error")
+    first = "['l0']" if not n_learning else "['l1']"
+    assert found.advice.startswith(f"{first}['lora_a'] and {first}['lora_b'] are both zero, so neither has a gradient")
 
 
 def test_many_spikes_are_one_finding_that_leads_to_the_highest():

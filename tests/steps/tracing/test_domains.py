@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from treeviz.steps.tracing.domains import structural_zeros
+from treeviz.steps.tracing.domains import frozen_arguments, structural_zeros
 from treeviz.steps.tracing.primitives import sow
 
 pytestmark = pytest.mark.oldest_jax
@@ -101,3 +101,31 @@ def test_a_loop_that_passes_values_on_for_many_turns_is_followed_for_a_few():
         return lax.scan(body, (jnp.zeros_like(x),) * 9, length=20)
 
     assert structural_zeros(jax.make_jaxpr(train)(X, X)) == {}
+
+
+# Steps of parameters p and a rate, of which p["a"] is frozen, and those of which it is not.
+FREEZES = {
+    "as it is": lambda p, rate: p,
+    "with an update of zeros": lambda p, rate: {"a": (p["a"] + jnp.zeros_like(p["a"])).astype(p["a"].dtype)},
+    "with a gradient times zero": lambda p, rate: {"a": p["a"] - 0.0 * jnp.sin(p["a"])},
+    "on a condition": lambda p, rate: {"a": jnp.where(rate > 0, p["a"] + 0.0, p["a"])},
+    "of a jit in a branch": lambda p, rate: lax.cond(rate > 0, jax.jit(lambda p: {"a": p["a"] + 0.0}), lambda p: p, p),
+}
+CHANGES = {
+    "by an update": lambda p, rate: {"a": p["a"] - rate * jnp.sin(p["a"])},
+    "on a condition": lambda p, rate: {"a": jnp.where(rate > 0, p["a"] - 0.1, p["a"])},
+    "by weight decay": lambda p, rate: {"a": p["a"] * (1 - rate)},
+    "by clipping": lambda p, rate: {"a": jnp.clip(p["a"], -1, 1)},
+    "and is kept, too": lambda p, rate: (p, {"a": p["a"] - rate}),
+    "and is in an average": lambda p, rate: {"a": 0.99 * p["a"] + 0.01 * jnp.cos(p["a"])},
+}
+
+
+@pytest.mark.parametrize("step", FREEZES.values(), ids=FREEZES)
+def test_a_parameter_that_a_step_returns_for_any_numbers_is_known_to_be_frozen(step):
+    assert frozen_arguments(jax.make_jaxpr(step)({"a": X}, 0.1)) == {0}
+
+
+@pytest.mark.parametrize("step", CHANGES.values(), ids=CHANGES)
+def test_a_parameter_that_may_change_is_not_known_to_be_frozen(step):
+    assert frozen_arguments(jax.make_jaxpr(step)({"a": X}, 0.1)) == set()

@@ -101,6 +101,7 @@ ANALYSES = {
     "drop_unused_tags": instrumented,
     "OptimizerInputs": instrumented,
     "structural_zeros": instrumented,
+    "frozen_arguments": instrumented,
     "argument_order": instrumented,
     "measure_step_params": instrumented,
     "count_in_results": instrumented,

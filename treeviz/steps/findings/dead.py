@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,12 +105,12 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
 
 def _is_bias(tree: Searched, leaf: int) -> bool:
     """Whether a leaf is a bias: by its name, or as the vector in a list with a weight."""
-    _, key, _ = tree.keys[leaf]
+    (_, key, _), shapes = tree.keys[leaf], tree.source.shapes
     if not key.strip("[]").isdecimal():
-        return _BIAS.fullmatch(key.strip("[].'")) is not None
+        is_factor = shapes != () and "," in shapes[leaf] and not any(tree.source.stacks)  # "b" of a LoRA
+        return _BIAS.fullmatch(key.strip("[].'")) is not None and not is_factor
     layer = next(layer for layer in tree.layers if leaf in layer)
-    ranks = [tree.source.shapes[other].count(",") if tree.source.shapes else 0 for other in layer]
-    return tree.source.shapes != () and "," not in tree.source.shapes[leaf] and max(ranks) > 0
+    return shapes != () and "," not in shapes[leaf] and any("," in shapes[other] for other in layer)
 
 
 SCALE_THE_LOSS = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
@@ -133,11 +134,12 @@ def dead(tree: Searched) -> Iterator[Finding]:
         is_known = bool(tree.cut_off[trained].all())
         found = Finding(
             "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
-            f"All of {tree.name} were zero in all {n_steps} steps.",
+            f"All {'trained leaves ' * bool(tree.is_frozen.any())}of {tree.name} were zero in all {n_steps} steps.",
             "The loss does not depend on the parameters, or only where it has no derivative: look for stop_gradient, "
             "an argnums that names something else, or a comparison or rounding on the way."
             if is_known
-            else f"{dead_activation_hint(tree)}Look for a layer that all passes through and that is dead, as a ReLU "
+            else _zero_factors(tree, np.flatnonzero(trained).tolist())
+            or f"{dead_activation_hint(tree)}Look for a layer that all passes through and that is dead, as a ReLU "
             "far below zero, a saturated sigmoid or a softmax of one number; for a mask that leaves nothing; and for a "
             "loss that underflows. tv.tap on what goes through shows where.",
             (), n_steps / tree.thresholds.fewest_steps,
@@ -321,7 +323,9 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
         )
     if tree.norm.high[start:, layer].any():
         reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
-    if start:
+    if factors := _zero_factors(tree, run):
+        reason = factors
+    elif start:
         reason += (
             "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
             "rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer chosen "
@@ -338,6 +342,23 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
         reason, tuple(run), times,
         rank=Rank.LEAF_ENDS,
     )  # fmt: skip
+
+
+def _zero_factors(tree: Searched, leaves: Sequence[int]) -> str:
+    """The advice if two of the leaves are matrices of zeros, and used one after the other; else ""."""
+    params_name, shapes = sibling_name(tree.name, "params"), tree.source.shapes
+    if not shapes or "norm" not in tree.history.statistics(params_name):
+        return ""
+    params = tree.history.values(params_name, "norm").latest
+    if params.shape[1] != len(shapes):
+        return ""
+    order = sorted(np.flatnonzero(tree.is_trained).tolist(), key=lambda leaf: tree.positions[leaf])
+    are_zero = {leaf for leaf in leaves if "," in shapes[leaf] and not params[:, leaf].any()}
+    factors = next((pair for pair in itertools.pairwise(order) if are_zero.issuperset(pair)), ())
+    return bool(factors) * (
+        f"{' and '.join(map(tree.path, factors))} are both zero, so neither has a gradient: let one of two factors, as "
+        "of LoRA, start with random numbers."
+    )
 
 
 def _last_layer_with_bias(tree: Searched, run: list[int]) -> list[int]:

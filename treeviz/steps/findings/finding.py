@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
-from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, wholes
+from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, sibling_name, wholes
 from treeviz.tree.facts import Facts
 from treeviz.tree.layers import is_below
 from treeviz.tree.paths import table_of_paths
@@ -190,10 +191,17 @@ class Searched:
         return self.n_steps >= fewest or is_spread
 
     @computed_once
+    def is_frozen(self) -> np.ndarray:
+        """bool[leaves]: whether the traced step never changes the parameter, although it changes others."""
+        source, none = self.history.sources.get(sibling_name(self.name, "grads")), (False,) * len(self.source.paths)
+        flags = source.frozen if source and source.paths == self.source.paths else self.source.frozen
+        return np.array(none if not flags or all(itertools.compress(flags, self.source.has_number)) else flags, bool)
+
+    @computed_once
     def is_trained(self) -> np.ndarray:
-        """bool[leaves]: whether the leaf is to be trained: it has values and is no state among the parameters."""
+        """bool[leaves]: whether the leaf is to be trained: it has values, and is neither frozen nor a state."""
         is_state = [_STATE.search(path) is not None for path in self.source.paths]
-        is_trained = np.array(self.source.has_number, bool) & ~np.array(is_state, bool)
+        is_trained = np.array(self.source.has_number, bool) & ~np.array(is_state, bool) & ~self.is_frozen
         if globs := self.thresholds.expected_frozen:
             table = table_of_paths("", self.source.paths, [Facts("array", "", True)] * len(is_trained))
             for glob in [globs] if isinstance(globs, str) else globs:

@@ -23,6 +23,7 @@ from treeviz.steps.findings.finding import (
     digits_text,
     factor_text,
     listed,
+    listed_alike,
 )
 from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.recording.history import Batch, History, occurs_in
@@ -169,8 +170,11 @@ GROWN = "norm had grown"  # the growth factor of the norm before a NaN
 _DIVERGED, _BEFORE = 100.0, 10  # growth factor of the norm; entries before a NaN
 NO_UPDATE = (
     "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it is "
-    "meant to be frozen, nothing is wrong; its gradient need not be computed then."
+    "meant to be frozen, Thresholds(expected_frozen=[…]) names it."
 )
+KEEP_FLOAT32 = "Keep float32 master weights for the optimizer, or round stochastically."
+ROUNDED = "rounded away"  # the number of leaves whose updates are lost in rounding
+_BITS = {"bfloat16": 9, "float16": 12}  # half a unit in the last place is at least two to minus this, of a number
 _SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 BAD_UPDATE = "Look at what the optimizer divides by, as in g / norm(g) where all gradients are zero, and at its rates."
 
@@ -277,7 +281,9 @@ def had_diverged(tree: Searched, first: int) -> tuple[str, str, tuple[tuple[str,
 
 
 def frozen(tree: Searched) -> Iterator[Finding]:
-    """Leaves with gradients whose updates are zero in all inspected steps."""
+    """Leaves with gradients whose updates are zero in all inspected steps; leaves that the step never changes."""
+    if kind_of(tree.name) == "grads" and tree.n_steps >= tree.thresholds.fewest_steps:
+        yield from _frozen_by_design(tree)
     if kind_of(tree.name) != "updates" or not tree.has_enough_steps:
         return
     has_bad = occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm)
@@ -294,18 +300,42 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     if grads is not None and grads.sizes == tree.source.sizes and "norm" in tree.history.statistics(grads_name):
         has_gradient = tree.is_trained & norms.is_able_to_update(replace(tree, name=grads_name))
     leaves = np.flatnonzero(has_gradient & is_still).tolist()
-    if not leaves:
-        return
-    is_all = len(leaves) == has_gradient.sum()
-    subject = "All parameters" if is_all else listed([tree.path(leaf) for leaf in leaves])
-    yield Finding(
-        "frozen", tree.name, "" if is_all else tree.path(leaves[0]), -1 if is_all else leaves[0], first, until,
-        (("steps", n_steps), ("leaves", len(leaves))),
-        f"{subject} got no update {when}, though there is a gradient.",
-        NO_UPDATE,
-        tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
+    if leaves:
+        params_source = tree.history.sources.get(sibling_name(tree.name, "params"), tree.source)
+        dtypes = [params_source.dtypes[leaf] for leaf in leaves]
+        yield _no_update(tree, leaves, dtypes, len(leaves) == has_gradient.sum(), (first, until), n_steps, when)
+
+
+def _no_update(tree: Searched, leaves, dtypes, is_all: bool, span: tuple[int, int], n_steps: int, when: str) -> Finding:
+    """The finding about leaves that no update changed, though they have gradients."""
+    subject = "All parameters" if is_all else listed_alike([tree.path(leaf) for leaf in leaves])
+    # A mask would be known from the program. If all are still, the learning rate may be zero.
+    is_rounded = set(dtypes) <= _BITS.keys() and not is_all
+    rounding = (
+        f": in {listed(sorted(set(dtypes)))}, what is below 2**-{_BITS.get(dtypes[0])} of a number is rounded away"
+    )
+    return Finding(
+        "frozen", tree.name, "" if is_all else tree.path(leaves[0]), -1 if is_all else leaves[0], *span,
+        (("steps", n_steps), ("leaves", len(leaves)), *([(ROUNDED, float(len(leaves)))] if is_rounded else [])),
+        f"{subject} got no update {when}, though there is a gradient{rounding if is_rounded else ''}.",
+        KEEP_FLOAT32 if is_rounded else NO_UPDATE,
+        tuple(leaves), (span[1] - span[0] + 1) / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if is_all else Rank.LEAF_ENDS,
     )  # fmt: skip
+
+
+def _frozen_by_design(tree: Searched) -> Iterator[Finding]:
+    """The finding about leaves that the step returns as they are, as the program shows; once for all micro-batches."""
+    leaves = np.flatnonzero(tree.is_frozen).tolist()
+    if leaves and "#" not in tree.name:
+        paths, n = [tree.path(leaf) for leaf in leaves], sum(tree.source.has_number)
+        yield Finding(
+            "frozen", tree.name, paths[0], leaves[0], *tree.span, (("steps", tree.n_steps), ("leaves", len(leaves))),
+            f"{len(leaves)} of {n} {tree.nouns} are frozen: the step never changes {listed_alike(paths)}.",
+            "If they are to be trained, look at the labels or the mask of the optimizer.",
+            tuple(leaves),
+            rank=Rank.INFORMATION, severity="info",
+        )  # fmt: skip
 
 
 def underflow(tree: Searched) -> Iterator[Finding]:
@@ -376,6 +406,8 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
     ratio = tree.history.ratio(tree.name, params_name, "finite_norm")
     if params is None or ratio is None or not tree.has_enough_steps:
         return
+    if any(ROUNDED in dict(found.numbers) for found in frozen(tree)):
+        return  # the same cause
     typical = {}
     for leaf, dtype in enumerate(params.dtypes):
         values = ratio.latest[:, leaf]
@@ -390,7 +422,7 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
             "underflow", tree.name, path, worst[0], int(ratio.first[0]), int(ratio.until[-1]), (("ratio", part),),
             f"The updates of {params_name}{path}{and_others(worst)} are {part:.1e} of it or little more, and most are "
             "lost when it is rounded to bfloat16.",
-            "Keep a float32 copy of the parameters for the optimizer, or round stochastically.",
+            KEEP_FLOAT32,
             tuple(worst), 2.0**-11 / part,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
@@ -508,12 +540,15 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     if result_kind(tree.name) != "unchanged":
         yield from frozen(tree)
         return
-    if any(True for name in tree.history.sources for _ in frozen(replace(tree, name=name))):
+    of_updates = (replace(tree, name=name) for name in tree.history.sources if kind_of(name) == "updates")
+    if any(True for updates in of_updates for _ in frozen(updates)):
         return  # found in all updates
     zeros = tree.history.values(tree.name, "zeros")
     # If not every step was inspected, the others may have changed the parameters.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
-    alive = [g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g)).tolist()]
+    alive = [
+        g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g) & g.is_trained).tolist()
+    ]
     paths = tree.source.paths
     # A parameter's path may start with an argument name; a gradient's path may end with a layer.
     leaves = [
@@ -525,15 +560,10 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
         return
     first, until = judged[0].span[0], int(zeros.until[-1])
     is_all = len(leaves) == len(paths) == sum(len(g.source.paths) for g in judged)
-    subject = "All parameters" if is_all else listed([paths[leaf] for leaf in leaves])
-    yield Finding(
-        "frozen", tree.name, "" if is_all else paths[leaves[0]], -1 if is_all else leaves[0], first, until,
-        (("steps", until - first + 1), ("leaves", len(leaves))),
-        f"{subject} got no update from step {first} to {until}, though there is a gradient.",
-        f"{NO_UPDATE} {SMALL}",
-        tuple(leaves), (until - first + 1) / tree.thresholds.fewest_steps,
-        rank=Rank.TRAINING_ENDS if is_all else Rank.LEAF_ENDS,
-    )  # fmt: skip
+    dtypes = [tree.source.dtypes[leaf] for leaf in leaves]
+    when = f"from step {first} to {until}"
+    found = _no_update(tree, leaves, dtypes, is_all, (first, until), until - first + 1, when)
+    yield replace(found, advice=f"{found.advice} {SMALL}")
 
 
 def _gradients(tree: Searched) -> list[Searched]:

@@ -299,6 +299,7 @@ def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         stacks=(),
         cut_off=repeated(source.cut_off),
         unscaled=repeated(source.unscaled),
+        frozen=repeated(source.frozen),
     )
 
 

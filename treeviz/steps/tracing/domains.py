@@ -188,10 +188,12 @@ class Share(NamedTuple):
     Attributes:
       factor: The factor of the argument; 1 in `p - rate * g`.
       is_sure: False if the factor is assumed to be near 1, or is known only under a condition of the program.
+      is_alone: Nothing else is in the value, except zeros.
     """
 
     factor: float
     is_sure: bool = True
+    is_alone: bool = True
 
     @property
     def is_main(self) -> bool:
@@ -243,6 +245,17 @@ def match_new_params(
         found.append(candidates[0] if len(candidates) == 1 else None)
     n_found = Counter(found)
     return [None if n_found[i] > 1 else i for i in found]
+
+
+def frozen_arguments(program: ClosedJaxpr) -> frozenset[int]:
+    """The numbers of the arguments that a step returns as they are, or plus zero, and not plus anything else."""
+    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
+    avals, frozen, changed = [*map(shape_and_dtype, program.jaxpr.invars)], set(), set()
+    for v, value in zip(program.jaxpr.outvars, forward(program, _Sums(), everything), strict=True):
+        for p, share in value.shares.items():
+            if share.is_main and avals[p] == shape_and_dtype(v):
+                (frozen if share == _WHOLE else changed).add(p)
+    return frozenset(frozen - changed)
 
 
 def _candidates(p: int, sums: Sequence[int], is_unchanged: set[int], shares: Sequence[Shares]) -> list[int]:
@@ -327,6 +340,8 @@ class _Sums(Domain[_Value]):
         if name in RESHAPES:
             return operands[:1]
         numbers = [value.number for value in operands]
+        if name == "mul" and 0 in numbers:
+            return [_Value(number=0.0)]
         if name in _ARITHMETIC and None not in numbers:
             return [_Value(number=_ARITHMETIC[name](*numbers))]
         return [_Value(is_near_one=True)] if name == "sub" and numbers[0] == 1.0 else ()
@@ -335,18 +350,17 @@ class _Sums(Domain[_Value]):
 def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:
     """The shares in the result of an arithmetic primitive."""
     shares, numbers, _ = zip(*operands, strict=True)
-    if name in ("add", "add_any"):
-        return _sum(shares[0], shares[1])
-    if name == "sub":
-        return _sum(shares[0], _scaled(shares[1], -1.0))
+    if name in ("add", "add_any", "sub"):
+        right = _scaled(shares[1], -1.0) if name == "sub" else shares[1]
+        return shares[0] if numbers[1] == 0 else right if numbers[0] == 0 else _sum(shares[0], right)
     if name == "neg":
         return _scaled(shares[0], -1.0)
     if name == "select_n":
         return _either(shares[1:])
     if name == "clamp":
-        return shares[1]
+        return _sum(shares[1], {})
     if name in ("max", "min"):
-        return shares[0] if numbers[1] is not None else shares[1] if numbers[0] is not None else {}
+        return _sum(*shares) if numbers != (None, None) else {}
     if name == "mul" and not all(shares):
         this, other = (0, 1) if shares[0] else (1, 0)
         factor = numbers[other]
@@ -377,16 +391,14 @@ def _number(x: Any) -> float | None:
 
 
 def _scaled(shares: Shares, by: float, is_sure: bool = True) -> Shares:
-    return {i: Share(s.factor * by, s.is_sure and is_sure) for i, s in shares.items()}
+    return {i: Share(s.factor * by, s.is_sure and is_sure, s.is_alone) for i, s in shares.items()}
 
 
 def _sum(left: Shares, right: Shares) -> Shares:
-    if not left or not right:
-        return left or right
-    total = {**left}
+    total = {i: share._replace(is_alone=False) for i, share in left.items()}
     for i, share in right.items():
-        both = total.get(i)
-        total[i] = share if both is None else Share(both.factor + share.factor, both.is_sure and share.is_sure)
+        both = total.get(i, Share(0.0))
+        total[i] = Share(both.factor + share.factor, both.is_sure and share.is_sure, False)
     return total
 
 
@@ -397,7 +409,7 @@ def _either(choices: Sequence[Shares]) -> Shares:
         shares = [choice.get(i, Share(0.0)) for choice in choices]
         largest = max(shares, key=lambda share: abs(share.factor))
         is_sure = all(share.is_sure and 0.5 <= share.factor / (largest.factor or 1) <= 2 for share in shares)
-        found[i] = Share(largest.factor, is_sure)
+        found[i] = Share(largest.factor, is_sure, all(share.is_alone for share in shares))
     return found
 
 
