@@ -372,7 +372,7 @@ def test_a_tree_that_does_not_train_at_all_comes_before_a_dead_leaf():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_jumps_are_above_the_medians_of_the_fifty_entries_before_each_twenty_five_and_of_the_last_eight(seed):
+def test_jumps_are_above_the_trend_of_the_fifty_entries_before_each_twenty_five_and_the_median_of_the_last_eight(seed):
     rng = np.random.default_rng(seed)
     norms = rng.lognormal(0, 0.2, (int(rng.integers(1, 400)), 5))
     norms *= 10.0 ** np.where(rng.random(norms.shape) < 0.03, rng.integers(1, 4, norms.shape), 0)
@@ -380,19 +380,34 @@ def test_jumps_are_above_the_medians_of_the_fifty_entries_before_each_twenty_fiv
     expected = np.zeros_like(norms)
     for start in range(20, len(norms), 25):
         for leaf in range(5):
-            before = norms[max(start - 50, 0) : start, leaf]
-            before = np.log10(before[np.isfinite(before) & (before > 0)])
+            known = {at: np.log10(x) for at, x in enumerate(norms[:, leaf]) if 0 < x < np.inf}
+            before = {at: known[at] for at in range(start - 50, start) if at in known}
             if len(before) < 20:
                 continue
-            deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
-            for at in range(start, min(start + 25, len(norms))):
-                jump = np.log10(norms[at, leaf]) - np.median(before) if 0 < norms[at, leaf] < np.inf else 0
-                near = norms[max(at - 8, 0) : at, leaf]
-                near = np.log10(near[np.isfinite(near) & (near > 0)])
-                is_sudden = jump and near.size and np.log10(norms[at, leaf]) - np.median(near) > 1
-                expected[at, leaf] = jump if is_sudden and jump > max(1, 8 * deviation) else 0
+            steps = [known[at] - known[at - 10] for at in range(start - 40, start) if {at, at - 10} <= before.keys()]
+            slope = np.median(steps) / 10 if steps else 0
+            level = np.array([x - slope * (at - start) for at, x in before.items()])
+            least = max(1, 8 * 1.4826 * np.median(np.abs(level - np.median(level))))
+            for at in sorted(known.keys() & range(start, start + 25)):
+                near = [known[i] for i in range(at - 8, at) if i in known]
+                jump = known[at] - np.median(near) if near else 0
+                if known[at] - np.median(level) - slope * (at - start) > least and jump > least:
+                    expected[at, leaf] = jump
     with np.errstate(all="raise"):
         np.testing.assert_allclose(jumps_of(norms, Thresholds()), expected)
+
+
+@pytest.mark.parametrize("noise", [0, 0.03, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("fall", [0, 0.01, 0.02, 0.04, 0.06])
+def test_a_loss_that_jumps_while_it_falls_is_found_and_200_healthy_curves_do_not_jump(fall, noise):
+    thresholds, steps = Thresholds(spike=1.5), np.arange(300)
+    shapes = [(1 - fall) ** steps, 0.2 + (1 - fall) ** steps, (1 + steps) ** (-20 * fall)]
+    shapes.append(0.5 + 0.4 * np.cos(steps / 25) * (1 - fall) ** steps)
+    curves = np.stack([shape for shape in shapes for _ in range(50)], axis=1)
+    curves *= np.exp(np.random.default_rng(0).normal(0, noise, curves.shape))
+    assert not jumps_of(curves, thresholds).any()
+    found = jumps_of(np.concatenate([curves[:60, :50], 100 * curves[60:61, :50]]), thresholds)
+    assert np.mean(found[60] > 0) >= 0.95
 
 
 def test_thresholds_are_arguments():

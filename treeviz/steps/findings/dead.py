@@ -234,7 +234,7 @@ def _rated(tree: Searched, finding: Finding) -> Finding:
     for name in others:  # another loss of the step may train the leaf
         is_alike = kind_of(name) == "grads" and section_of(name)[1] == section_of(tree.name)[1]
         if is_alike and tree.history.sources[name].paths == tree.source.paths:
-            is_given &= ~(tree.history.values(name, "norm").high > 0).any(axis=0)
+            is_given &= ~(tree.history.values(name, "finite_norm").high > 0).any(axis=0)
     n = is_given[list(finding.leaves) or slice(None)].sum()
     is_most = kind_of(tree.name) == "grads" and 2 * n > is_given.sum()
     return replace(finding, rank=Rank.TRAINING_ENDS, severity="error") if is_most else finding
@@ -349,7 +349,7 @@ def _zero_factors(tree: Searched, leaves: Sequence[int]) -> str:
     params_name, shapes = sibling_name(tree.name, "params"), tree.source.shapes
     if not shapes or "norm" not in tree.history.statistics(params_name):
         return ""
-    params = tree.history.values(params_name, "norm").latest
+    params = tree.history.values(params_name, "finite_norm").latest
     if params.shape[1] != len(shapes):
         return ""
     order = sorted(np.flatnonzero(tree.is_trained).tolist(), key=lambda leaf: tree.positions[leaf])

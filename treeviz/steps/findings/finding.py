@@ -94,8 +94,8 @@ class Thresholds:
         the last layer if they change gradually, otherwise between one layer and the median of the others.
       dead_after: The number of zero steps after which a leaf with earlier gradients is dead; at least ten times its
         longest pause.
-      spike, spike_deviations: The factor of a norm to its medians over the last 50 and the last 8 steps, and its
-        distance from the first median in log10, in median absolute deviations: P. J. Rousseeuw and C. Croux,
+      spike, spike_deviations: The factor of a norm to its trend over the last 50 steps and to its median over the last
+        8, and the same distances in log10, in median absolute deviations from the trend: P. J. Rousseeuw and C. Croux,
         "Alternatives to the Median Absolute Deviation", JASA 1993.
       loss_spike: The same factor for a loss from `record_scalars`. If the loss may be negative, the factor minus 1 is
         relative to the median of its magnitudes.

@@ -335,6 +335,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
 
 _BEFORE = 50  # entries that a spike is compared with
 _NEAR = 8  # the last of them, compared separately: a trend is not a spike
+_LAG = 10  # entries between two that show the trend
 _BLOCK = 25  # entries that are compared with the same earlier entries
 _AT_ONCE = 1_000_000  # numbers sorted in one call
 _TOGETHER = 5  # entries between jumps of one event
@@ -406,9 +407,10 @@ def _update_before(tree: Searched, event: np.ndarray) -> str:
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
-    """float[k, columns]: for a spike, log10 of its factor to the median of the earlier norms; else 0.
+    """float[k, columns]: for a spike, log10 of its factor to the median of the last norms before it; else 0.
 
-    A block of entries is compared with the entries before the block, and each entry with the last ones before it.
+    A block of entries is compared with the line through the entries before the block, from which the noise is known,
+    too: a norm or a loss may fall by a few percent in each step. Each entry is also compared with the last ones before.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(norms)
@@ -422,28 +424,28 @@ def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
     n_at_once = max(_AT_ONCE // (_BEFORE * logs.shape[1]), 1)
     for start in range(0, len(starts), n_at_once):
         batch = starts[start : start + n_at_once]
-        before = np.sort(windows[batch], axis=2)  # NaN last
-        n_known = np.count_nonzero(~np.isnan(before), axis=2)
-        middle = _median(before, n_known)
-        deviation = 1.4826 * _median(np.sort(np.abs(before - middle[..., None]), axis=2), n_known)
-        jump = blocks[batch] - middle[..., None]
+        before = windows[batch]
+        slope = np.nan_to_num(_median(before[..., _LAG:] - before[..., :-_LAG]))[..., None] / _LAG
+        before = before - slope * np.arange(-_BEFORE, 0)
+        middle = _median(before)[..., None]
+        deviation = 1.4826 * _median(np.abs(before - middle))[..., None]
+        jump = blocks[batch] - middle - slope * np.arange(_BLOCK)
+        least = np.maximum(thresholds.spike_deviations * deviation, np.log10(thresholds.spike))
         with np.errstate(invalid="ignore"):
-            is_spike = (jump > np.log10(thresholds.spike)) & (jump > thresholds.spike_deviations * deviation[..., None])
-        is_spike &= (n_known >= fewest)[..., None]
+            is_spike = jump > least
+        is_spike &= np.count_nonzero(~np.isnan(before), axis=2, keepdims=True) >= fewest
         block, column, place = np.nonzero(is_spike)
-        jumps[batch[block] + place, column] = jump[is_spike]
-    entry, column = np.nonzero(jumps)
-    recent = np.sort(padded[entry[:, None] + np.arange(_BEFORE - _NEAR, _BEFORE), column[:, None]], axis=1)
-    with np.errstate(invalid="ignore"):
-        is_jump = logs[entry, column] - _median(recent, np.count_nonzero(~np.isnan(recent), axis=1)) > np.log10(
-            thresholds.spike
-        )
-    jumps[entry[~is_jump], column[~is_jump]] = 0
+        entry, column, least = batch[block] + place, column, least[block, column, 0]
+        recent = padded[entry[:, None] + np.arange(_BEFORE - _NEAR, _BEFORE), column[:, None]]
+        jump = logs[entry, column] - _median(recent)
+        with np.errstate(invalid="ignore"):
+            jumps[entry, column] = np.where(jump > least, jump, 0)
     return jumps
 
 
-def _median(ordered: np.ndarray, n_known: np.ndarray) -> np.ndarray:
-    """The median of the first `n_known` numbers along the last axis."""
+def _median(values: np.ndarray) -> np.ndarray:
+    """The median along the last axis without NaN; NaN if there is nothing else. Sorting is faster than NumPy's."""
+    ordered, n_known = np.sort(values, axis=-1), np.count_nonzero(~np.isnan(values), axis=-1)
     low, high = np.maximum(n_known - 1, 0) // 2, np.minimum(n_known // 2, ordered.shape[-1] - 1)
     low, high = (np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0] for place in (low, high))
     return (low + high) / 2
