@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 from collections.abc import Callable
@@ -48,8 +49,10 @@ def test_a_full_disk_leaves_the_inspector_what_it_is_and_is_named_in_its_view(tm
     assert n_lacking > 0 and len(caplog.records) == 1
     assert f"{n_lacking} step{'s' * (n_lacking > 1)} not in run.treeviz: No space left on device" in str(inspector)
     assert "not in run.treeviz" in inspector.render()._repr_html_()
+    logger = logging.getLogger("treeviz")  # as in a plain script, where Python writes warnings to stderr
+    assert logger.propagate and not logger.handlers and logger.isEnabledFor(logging.WARNING)
     disk.n_left = 1 << 20
-    inspector._recorder.close()  # as at the end of the program
+    inspector.flush() if n_left else inspector._recorder.close()  # the latter at the end of the program
     assert steps_of(tv.GradientInspector.load(path)) == [0, 1, 2, 3, 4, 5]
     assert "not in" not in str(inspector)
 

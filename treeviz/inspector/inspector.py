@@ -355,8 +355,12 @@ class GradientInspector:
     # Results
 
     def flush(self) -> None:
-        """Read all measurements; waits for running steps. Raises StopTraining as `record` does."""
+        """Read all measurements, and write them to the file of `keep`; waits for running steps.
+
+        If the file could not be written before, it is tried again. Raises StopTraining as `record` does.
+        """
         self._runs.flush()
+        self._recorder.flush(retry=True)
 
     @property
     def history(self) -> History:
@@ -365,7 +369,7 @@ class GradientInspector:
         Raises:
           LookupError: Nothing was measured yet.
         """
-        self.flush()
+        self._runs.flush()
         if not self._recorder.history:
             text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
             raise LookupError(" ".join([text, *self.notes]))
@@ -404,7 +408,7 @@ class GradientInspector:
           LookupError: No inputs were kept, or not those of this step.
           CannotLocateNan: The step cannot be run operation by operation.
         """
-        self.flush()
+        self._runs.flush()
         return locate_nan_in_kept(self._inputs, step)
 
     def render(self, source: str | None = None, *, run: int = 0) -> TreeView:

@@ -516,14 +516,14 @@ class Recorder:
             self._unfinished = Batch([waiting[0]], [], len(self.history), self.n_dropped + 1)
             self._finish()
 
-    def flush(self) -> None:
-        """Read all measurements; waits for running steps."""
+    def flush(self, retry: bool = False) -> None:
+        """Read all measurements; waits for running steps. With `retry`, also write a file that failed before."""
         with self._reading:
             self._finish()
             for _ in range(2):  # the alarm may have added measurements
                 self._read(len(self._waiting))
             if self.history.journal is not None:
-                self.history.journal.catch_up(self.history)
+                self.history.journal.catch_up(self.history, now=retry)
 
     def _read(self, n: int, is_flush: bool = True) -> None:
         arrived = [self._waiting[k] for k in range(n)]
