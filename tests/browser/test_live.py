@@ -186,6 +186,11 @@ def test_findings_come_as_badges_and_crosses(live):
     page.locator(".findings > summary").click()
     page.locator(".finding").first.click()
     assert "not finite" in readout(page)
+    run.panel.finish("done")
+    kernel.rest()
+    state = page.locator(".live[data-state=done][data-severity=error] .state")
+    assert state.inner_text() == "finished with errors"
+    assert state.evaluate("(element) => getComputedStyle(element, '::before').content") == '"✕" / ""'
 
 
 def test_a_pause_lets_the_picture_stand_still_and_nothing_is_lost(live):

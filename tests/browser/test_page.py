@@ -837,6 +837,12 @@ def test_what_is_selected_is_copied_as_a_mask_and_so_are_all_matches(shown):
     page.locator(".tools summary", has_text="copy").click()
     one = settled(page).locator(".menu .link", has_text="all matches").inner_text()
     assert one == "all matches: params['embed']", "one match is its path"
+    # A menu that is gone before its event comes: the window watches for errors.
+    page.locator(".tools .menu").first.evaluate("""(menu) => {
+        menu.open = !menu.open;
+        menu.remove();
+        return new Promise((resolve) => menu.addEventListener("toggle", () => requestAnimationFrame(resolve)));
+    }""")
 
 
 def test_what_an_opaque_leaf_holds_is_shown_in_its_row_and_its_detail(shown):

@@ -151,8 +151,9 @@ def test_a_run_whose_steps_are_all_done_is_over_when_it_rests(run):
     live.clock.now += 10
     while live.panel._tick() is not None:
         live.clock.now += 1
+    assert live.widget._live["state"] == "done"
     live.step(1, every_s=1)
-    assert live.widget._live["done"] == 1
+    assert (live.widget._live["state"], live.widget._live["done"]) == ("running", 1)
 
 
 def test_after_the_whole_a_run_may_go_on(run):

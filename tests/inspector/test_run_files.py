@@ -12,7 +12,7 @@ from treeviz.steps.recording.history import History
 def run(max_bytes: int) -> tv.GradientInspector:
     """Two trees over 60 steps, all statistics, NaN and infinities, a run that counts from 0 again, and scalars."""
     grads = {"layers": [{"w": np.arange(1, 7, dtype=np.float32).reshape(2, 3)}], "n": np.zeros(2, np.int32)}
-    inspector = tv.GradientInspector(run="lr 3e-4", max_bytes=max_bytes)
+    inspector = tv.GradientInspector(name="net", run="lr 3e-4", max_bytes=max_bytes)
     for step in [*range(60), 0, 1]:
         factor = np.float32(np.nan if step == 30 else np.inf if step == 31 else step)
         measured = {"w": factor * grads["layers"][0]["w"]}
@@ -44,5 +44,11 @@ def test_a_run_is_read_as_it_was_written(max_bytes, tmp_path):
     loaded = tv.GradientInspector.load(inspector.save(tmp_path / "run.treeviz"))
     assert same(inspector.history, loaded.history)
     assert str(loaded) == str(inspector) and loaded.findings == inspector.findings
+    assert (
+        loaded.name == "net"
+        and tv.GradientInspector.load(tmp_path / "run.treeviz", name="b").render().table.name == "b"
+    )
     loaded.record(tv.measure(grads={"w": np.ones(1)}), step=60)
     assert loaded.history.last("grads since step 60")[0] == 60, "it is continued"
+    loaded.reset()
+    assert loaded.name == "net"

@@ -145,6 +145,7 @@ def print_text(text: str) -> None:
 
 
 def print_error(text: str) -> None:
+    end()
     if sys.stderr is not None:  # else print() would write to standard output
         print(text, file=sys.stderr)
 

@@ -52,7 +52,7 @@ def _advance(n_bytes: int) -> None:
 
 
 def end() -> None:
-    """Remove the bar, before anything is printed."""
+    """Remove the bar, before anything is printed, also to standard error."""
     from treeviz.tree.stored import on_read
 
     _expected.clear()

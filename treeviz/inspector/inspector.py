@@ -196,7 +196,6 @@ class GradientInspector:
     ) -> None:
         if members not in ("joined", "each"):
             raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
-        self.name = name
         self.thresholds = thresholds or Thresholds()
         self._statistics = statistics
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
@@ -211,7 +210,7 @@ class GradientInspector:
             at_once=0 if alarm is None and self._inputs is None else soon,
             most_late=None if alarm is None else MOST_LATE,
         )
-        self._recorder.history.name = str(run)
+        self._recorder.history.name, self._recorder.history.tree = str(run), name
         settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         if alarm is not None:
@@ -361,6 +360,11 @@ class GradientInspector:
         """
         self._runs.flush()
         self._recorder.flush(retry=True)
+
+    @property
+    def name(self) -> str:
+        """The name of the tree in views."""
+        return self._recorder.history.tree
 
     @property
     def history(self) -> History:
@@ -560,7 +564,8 @@ class GradientInspector:
         Args:
           path: A .treeviz file. Watched steps, and those of `record`, continue after its newest
             step.
-          **options: Those of `GradientInspector`; `max_bytes` applies to trees that the file lacks.
+          **options: Those of `GradientInspector`; `max_bytes` applies to trees that the file lacks. Without `name` and
+            `run` the names are those in the file.
 
         Raises:
           OSError: The file does not exist or cannot be opened.
@@ -570,6 +575,7 @@ class GradientInspector:
         mode_of(Path(path))
         history = load(Path(path))
         history.name = inspector._recorder.history.name or history.name
+        history.tree = inspector.name if "name" in options or not history.tree else history.tree
         inspector._recorder.history = history
         inspector._runs.count_from(inspector._runs.newest_step + 1)
         return inspector

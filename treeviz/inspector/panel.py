@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 class Inspector(Protocol):
     """The part of `GradientInspector` that the live view uses."""
 
-    name: str
     thresholds: Thresholds
     _runs: Runs
 
+    @property
+    def name(self) -> str: ...
     def render(self) -> TreeView: ...
 
 
@@ -382,6 +383,11 @@ class Progress:
         return self.n_arrived == self._n_finished
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all steps of the loop were read, if their number is known."""
+        return self._total is not None and (self.numbers(is_running=False).get("done") or 0) >= self._total
+
+    @property
     def quiet_s(self) -> float:
         """Seconds since the last measurement."""
         return self._clock() - self._arrived
@@ -429,7 +435,7 @@ class Progress:
         Args:
           n_arrived: As for `end`.
         """
-        if self._total is not None and (self.numbers(is_running=False).get("done") or 0) >= self._total:
+        if self.is_complete:
             self.end(steps, n_arrived)
         else:
             self._n_finished, self._rests = n_arrived, True
@@ -715,7 +721,7 @@ class LivePanel:
             if self._messages.state != "running":
                 self._messages.begin(source, history)
             self._progress.count(newest[0] if inspector is None else inspector._runs.last_called(source, newest[0]))
-        self._show_final(state, reason)
+        self._show_final("done" if state == "still" and self._progress.is_complete else state, reason)
         widget.renew_page()
         if is_over:
             self._progress.end(steps, n_arrived)

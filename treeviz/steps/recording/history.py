@@ -459,6 +459,7 @@ class History:
       scalars: The scalars of `record_scalars`, and the batches of steps.
       run: A random identifier of the run.
       name: The user's name of the run, or empty.
+      tree: The name of the measured tree in views, or empty.
       journal: Writes each appended step to a file, so that a crash loses none; or None.
       damage: What could not be read from the file of the history, or empty.
 
@@ -477,7 +478,7 @@ class History:
         self.scalars = Scalars()
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never read
-        self.name = ""
+        self.name = self.tree = ""
         self.journal: Journal | None = None
         self.damage = ""
 

@@ -190,6 +190,7 @@ def header_of(history: History) -> dict[str, Any]:
         "version": VERSION,
         "run": history.run,
         "name": history.name,
+        "tree": history.tree,
         "n_appended": history.n_appended,
         "max_bytes": history.max_bytes,
         "sources": [_fields(source) for source in history.sources.values()],
@@ -306,7 +307,7 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
     """Return the history of a header, and its tracks, still empty, with the widths of their buckets."""
     history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
     history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
-    history.name = printable(str(header.get("name", "")))
+    history.name, history.tree = (printable(str(header.get(field, ""))) for field in ("name", "tree"))
     tracks = [
         (
             history.new_track(printable(track_fields["source"]), track_fields["statistic"]),

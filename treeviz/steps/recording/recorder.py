@@ -413,7 +413,7 @@ class Recorder:
         with self._reading:
             before = self.history
             self._begin()
-            self.history.name = name
+            self.history.name, self.history.tree = name, before.tree
             journal, before.journal = before.journal, None
             if journal is not None:
                 journal.catch_up(before, now=True)

@@ -1,6 +1,7 @@
 // @ts-check
 // The bar above a live run: its state and progress, and the buttons to pause, to pin rows and to save a picture.
 import { h } from "../tree/dom.js";
+import { worstSeverity } from "../series/controls.js";
 import { SeriesView } from "../series/series_view.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { countText, wholeText } from "../tree/numbers.js";
@@ -99,7 +100,9 @@ export class LivePanel {
     const { state, step, done, total, rate, elapsed, dropped, scalars, why } = status;
     const isRunning = state === "running";
     this.element.dataset.state = this.paused && isRunning ? "paused" : state;
-    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "no step for 5 s", done: "finished", stopped: `stopped by ${why}` }[state];
+    const severity = (this.element.dataset.severity = worstSeverity(this.seriesView));
+    const finished = severity === "error" ? "finished with errors" : "finished";
+    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "no step for 5 s", done: finished, stopped: `stopped by ${why}` }[state];
     setText(this.state, title ?? state);
     const parts = [];
     if (state === "waiting") parts.push("for the first step");

@@ -41,8 +41,7 @@ export function controls(seriesView) {
     const nFound = nFindings(seriesView);
     findings.hidden = !nFound;
     findings.firstChild.textContent = `findings (${countText(nFound)})`;
-    const severities = seriesView.all.flatMap((series) => series.marks.map((mark) => mark[4]));
-    findings.firstChild.dataset.severity = ["error", "warning"].find((each) => severities.includes(each)) ?? "info";
+    findings.firstChild.dataset.severity = worstSeverity(seriesView);
     const { first, last, n } = seriesView.all[0];
     for (const input of [from, to]) {
       input.min = first[0];
@@ -71,6 +70,12 @@ export function controls(seriesView) {
 
 /** @param {SeriesView} seriesView */
 const nFindings = (seriesView) => seriesView.all.reduce((sum, series) => sum + series.nMarks, 0);
+
+/** @param {SeriesView | undefined} seriesView */
+export function worstSeverity(seriesView) {
+  const severities = (seriesView?.all ?? []).flatMap((series) => series.marks.map((mark) => mark[4]));
+  return ["error", "warning"].find((each) => severities.includes(each)) ?? "info";
+}
 
 /** The findings, those of the same steps together as one event, in the order of the worst of each. @param {SeriesView} seriesView @param {() => void} close */
 export function findingsList(seriesView, close) {

@@ -23,7 +23,12 @@ export function h(tag, attributes = {}, ...children) {
 export function menu(title, label, make) {
   // It takes the focus of a click on its texts, so that the focus leaves it only with a click outside.
   const list = h("div", { class: "list", role: "group", "aria-label": label, tabindex: "-1" });
-  const element = h("details", { class: "menu", toggle: () => (element.closest(".treeviz").classList.toggle("opened", element.open), element.open && list.replaceChildren(...make())) }, h("summary", { title: label }, title), list);
+  const toggle = () => {
+    // This event comes late: the view may be gone.
+    element.closest(".treeviz")?.classList.toggle("opened", element.open);
+    if (element.open) list.replaceChildren(...make());
+  };
+  const element = h("details", { class: "menu", toggle }, h("summary", { title: label }, title), list);
   element.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !element.open) return;
     event.stopPropagation();
