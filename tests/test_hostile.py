@@ -283,11 +283,28 @@ def test_looking_inside_jit_is_no_reason_to_trace_again():
     assert n_traces == 1
 
 
-def test_a_look_without_statistics_compiles_nothing_and_asks_for_no_value(monkeypatch):
+WITHOUT_VALUES: dict[str, Callable[[dict], Any]] = {
+    "render": lambda tree: treeviz.render(tree).html(),
+    "other trees": lambda tree: treeviz.render(tree, others=dict(tree)).json(),
+    "check": lambda tree: [treeviz.check(tree, for_=use) for use in ("any", "jit", "grad", "state")],
+    "diff": lambda tree: treeviz.diff(tree, {**tree, "more": 1}, values=False).html(),
+    "explain_map": lambda tree: treeviz.explain_map(tree, {**tree, "more": 1}),
+    "stackable": lambda tree: treeviz.stackable([tree, {**tree, "more": 1}]),
+    "overlay": lambda tree: [
+        treeviz.overlay((0,), (tree,)).text(),
+        treeviz.overlay(P("d"), tree, use="shardings", mesh=tree["sharded"].sharding.mesh).text(),
+        treeviz.overlay(True, tree, use="mask").text(),
+    ],
+    "forecast": lambda tree: treeviz.forecast(lambda tree: tree, {name: tree[name] for name in ("bad", "sharded")}),
+}
+
+
+@pytest.mark.parametrize("look", WITHOUT_VALUES)
+def test_a_look_without_statistics_compiles_nothing_and_asks_for_no_value(look, monkeypatch):
     tree = arrays()
 
     def refuse(*_args, **_kwargs):
-        raise AssertionError("a value was asked for")
+        raise AssertionError("a value was asked for, or compiled")
 
     array_type = type(tree["bad"])
     for name in ("__array__", "__float__", "__int__", "__bool__", "__repr__", "__iter__", "__getitem__", "__len__"):
@@ -295,9 +312,8 @@ def test_a_look_without_statistics_compiles_nothing_and_asks_for_no_value(monkey
             monkeypatch.setattr(array_type, name, refuse)
     monkeypatch.setattr(array_type, "block_until_ready", refuse)
     monkeypatch.setattr(jax, "device_get", refuse)
-    monkeypatch.setattr(jax, "jit", refuse)
-    view = treeviz.render(tree)
-    assert view.html() and repr(view)
+    monkeypatch.setattr("jax._src.compiler.compile_or_get_cached", refuse)
+    assert repr(WITHOUT_VALUES[look](tree))
 
 
 # -- what exhausts the interpreter, in an interpreter of its own

@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import sys
+import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -323,9 +324,21 @@ def test_a_file_of_pytorch_that_is_no_archive_or_compressed_is_refused_before_it
         archive.writestr("archive/data.pkl", bytes(1 << 20))
     with pytest.raises(LoadError, match=r"compressed, which torch\.save does not do"):
         read(tmp_path / "bomb.pt")
-    (tmp_path / "script.pt").write_bytes(npz_of({"script/code/__torch__.py": b"", "script/data.pkl": b""}))
-    with pytest.raises(LoadError, match=r"script\.pt holds a program of TorchScript, which treeviz does not open"):
-        read(tmp_path / "script.pt")
+    for part in ("code/__torch__.py", "constants.pkl"):
+        (tmp_path / "script.pt").write_bytes(npz_of({f"script/{part}": b"", "script/data.pkl": b""}))
+        with pytest.raises(LoadError, match=r"script\.pt holds a program of TorchScript, which treeviz does not open"):
+            read(tmp_path / "script.pt")
+
+
+def test_pytorch_is_told_to_run_no_code_of_a_file(tmp_path, monkeypatch):
+    """Also where it is not installed: by a stand-in that notes how it is called."""
+    torch, told = types.ModuleType("torch"), []
+    vars(torch).update(Tensor=bytes, load=lambda path, **options: told.append((path, options)) or {"epoch": 3})
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    path = tmp_path / "m.pt"
+    path.write_bytes(npz_of({"m/data.pkl": b"."}))
+    assert read(path) == {"epoch": 3}
+    assert told == [(path, {"map_location": "cpu", "weights_only": True, "mmap": True})]
 
 
 def test_a_file_of_pytorch_is_the_tree_of_its_tensors(tmp_path):

@@ -80,7 +80,8 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
             "runs whatever code the file contains. Load it yourself, if you trust it, and save it again."
         )
     with zipfile.ZipFile(file) as archive:
-        if any("/code/" in member.filename for member in archive.infolist()):
+        # PyTorch up to 2.5 takes whatever has constants.pkl for a program, and loads it whatever weights_only says.
+        if any("/code/" in name or name.endswith("constants.pkl") for name in archive.namelist()):
             raise LoadError(
                 f"{visible(str(path), 1000)} holds a program of TorchScript, which treeviz does not open. Save its "
                 "tensors alone: torch.save(torch.jit.load(path).state_dict(), other_path)."

@@ -254,6 +254,31 @@ def test_a_mutated_file_is_a_tree_or_a_load_error_of_one_line(tmp_path, kind):
     assert 0 < n_refused < n
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="nobody counts the bytes that are read")
+@pytest.mark.parametrize(
+    "kind", ["npy", "npz", "stored.npz", "safetensors", "index", "msgpack", "eqx", "gguf", "torch", "orbax"]
+)
+def test_values_are_not_read_to_show_a_file_or_to_check_it(tmp_path, monkeypatch, kind):
+    values = np.random.default_rng(0).integers(0, 2**31, (2, 200_000)).astype(np.int32).view(np.float32)
+    monkeypatch.setattr(mutated_files, "ARRAYS", {f"a.{i}": array for i, array in enumerate(values)})
+    mutated_files.SAMPLES[kind](tmp_path)
+    (path,) = [*tmp_path.glob("*.json")] or tmp_path.iterdir()
+
+    def look() -> int:
+        before = n_bytes_read()
+        tree = read(path)
+        treeviz.render(tree, check=True).html()
+        treeviz.diff(tree, tree, values=False)
+        return n_bytes_read() - before
+
+    look()  # which imports what it needs
+    assert look() < 50_000 < values.nbytes / 30
+
+
+def n_bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_of_a_safetensors_file_only_the_header_is_read(tmp_path, capsys):
     path, n_bytes = tmp_path / "m.safetensors", 1 << 36
     path.write_bytes(safetensors({"w": tensor(0, n_bytes)}))
