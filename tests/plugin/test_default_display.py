@@ -168,8 +168,31 @@ def test_the_root_has_the_name_of_the_users_variable_and_settings_are_those_of_c
     shell.run_line_magic("config", "TreeViz.stats = True")
     assert "mean" in formatted(shell, shell.user_ns["params"])["text/plain"]
     shell.run_cell("%%tree_errors\nimport jax\njax.tree.map(lambda a, b: a, {'w': 1}, {'v': 1})")
-    out = capsys.readouterr().out
-    assert "treeviz: " in out and "Error in callback" not in out
+    assert capsys.readouterr().out.count("treeviz: the trees") == 1
+
+
+def test_loading_offers_to_explain_errors_and_a_setting_does(shell, capsys):
+    wrong = "import jax\njax.tree.map(lambda a, b: a, {'w': 1}, {'v': 1})"
+    shell.run_line_magic("load_ext", "treeviz")
+    assert capsys.readouterr().out == (
+        "treeviz: trees are displayed. %config TreeViz.explain_errors = True also explains errors of JAX.\n"
+    )
+    n_explained = []
+    for lines in (
+        [],
+        ["%config TreeViz.explain_errors = True"],
+        ["%%tree_errors\n0"],
+        ["%config TreeViz.explain_errors = False"],
+        ["%config TreeViz.explain_errors = True", "%unload_ext treeviz"],
+    ):
+        for line in lines:
+            shell.run_cell(line)
+        capsys.readouterr()
+        shell.run_cell(wrong)
+        out = capsys.readouterr().out
+        assert "Error in callback" not in out
+        n_explained.append(out.count("treeviz: "))
+    assert n_explained == [0, 1, 1, 0, 0]
 
 
 def test_the_magic_gives_back_a_name_that_was_taken(shell):

@@ -105,7 +105,7 @@ class explain_errors:
         self._began = self._shell is not None and _explain_cells(self._shell)
 
     def __enter__(self) -> explain_errors:
-        self._leave_cells()
+        self.leave_cells()
         keep_frames()
         return self
 
@@ -120,7 +120,7 @@ class explain_errors:
             guarded(lambda: BaseException.with_traceback(error, without_hidden(trace)), lambda _: None)
 
     def __call__(self, function: Callable) -> Callable:
-        self._leave_cells()
+        self.leave_cells()
 
         @wraps(function)
         def explained(*args: Any, **kwargs: Any) -> Any:
@@ -129,8 +129,8 @@ class explain_errors:
 
         return explained
 
-    def _leave_cells(self) -> None:
-        """A block or a decorated function does not cover the cells."""
+    def leave_cells(self) -> None:
+        """Cover no cells from now on, unless they were covered before this object."""
         if self._began:
             self.stop()
         self._began = False

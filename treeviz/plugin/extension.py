@@ -73,6 +73,7 @@ def load_ipython_extension(shell: Any) -> None:
         %tree params["layers"] + [extra]    # any expression as a tree, whatever it is
         %config TreeViz.stats = True        # as `treeviz.render(params, stats=True)`; %config TreeViz lists all
         %%tree_errors                       # explain the errors of a cell; see `treeviz.explain_errors`
+        %config TreeViz.explain_errors = True   # of all cells
 
     Nodes of registered classes are displayed, and dicts, lists and tuples that contain an array. Bare arrays,
     containers of plain values and objects with their own display stay as they are. If treeviz fails, the previous
@@ -93,6 +94,8 @@ def load_ipython_extension(shell: Any) -> None:
         shell, lambda tree, name: render(tree, name=name, **settings.options()), before_others=treescope.update
     )
     _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope, InShell(shell)))
+    if not settings.explain_errors:
+        print("treeviz: trees are displayed. %config TreeViz.explain_errors = True also explains errors of JAX.")
 
 
 def unload_ipython_extension(shell: Any) -> None:
@@ -105,6 +108,7 @@ def unload_ipython_extension(shell: Any) -> None:
             shell.events.unregister("pre_run_cell", loaded.treescope.update)
             loaded.treescope.remove()
             loaded.debugger.remove()
+            loaded.settings.explain_errors = False
             if loaded.settings in shell.configurables:
                 shell.configurables.remove(loaded.settings)
 

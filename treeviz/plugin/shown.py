@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from traitlets import Bool, Int
+from traitlets import Bool, Int, observe
 from traitlets.config import Configurable
 
 from treeviz.tree.level import one_level
@@ -73,7 +73,7 @@ def print_failure(consequence: str, error: Exception) -> None:
 
 
 class TreeViz(Configurable):
-    """The options of the default display of trees; see `treeviz.render`."""
+    """The options of the default display of trees, see `treeviz.render`, and whether errors of JAX are explained."""
 
     stats = Bool(False, help="Read the values of arrays: min, max, mean, NaN, a histogram …").tag(config=True)
     values = Bool(False, help="Draw the values of arrays in the details of the rows.").tag(config=True)
@@ -81,8 +81,19 @@ class TreeViz(Configurable):
     depth = Int(None, allow_none=True, help="How many levels are open at first; None: as many as fit.").tag(config=True)
     whole = Bool(False, help="Walk, read and send all of a tree, however large.").tag(config=True)
 
+    explain_errors = Bool(False, help="Name the leaves that caused an error of JAX.").tag(config=True)
+
     def options(self) -> dict:
-        return {name: getattr(self, name) for name in self.class_own_traits(config=True)}
+        """The options of `treeviz.render`."""
+        return {name: getattr(self, name) for name in self.class_own_traits(config=True) if name != "explain_errors"}
+
+    @observe("explain_errors")
+    def _explain_errors(self, change: Any) -> None:
+        from treeviz.explainer.explain import explain_errors
+
+        explained = explain_errors()
+        if not change.new:
+            explained.stop()
 
 
 # The magics `%tree expression` and `%%tree_errors`.
@@ -108,7 +119,7 @@ class Magics:
             try:
                 shell.run_cell(cell)
             finally:
-                explained.stop()
+                explained.leave_cells()
 
         self._magics = shell.magics_manager.magics
         ours = {("line", "tree"): tree, ("cell", "tree_errors"): tree_errors}
