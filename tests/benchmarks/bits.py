@@ -4,7 +4,7 @@ The tests compile quickly, so that the programs whose results they compare are n
 says that nothing but measuring is added. Here each step of `tests/wild` is compiled as XLA does by default. From the
 same arguments it runs by itself, watched, and by itself again, 20 times in a row on its own results; all results are
 compared byte by byte. A step that does not repeat its own bits is told apart. `tests/wild/test_steps.py` has the steps
-in `PRECISE` compiled like this, too.
+in `PRECISE` compiled like this, too; those of `tests/benchmarks/further.py` come last.
 
     python tests/benchmarks/bits.py jax_mnist_vae    # these alone
 """
@@ -22,12 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from watched import same_bytes
-from wild import libraries, projects, sequences
+from wild import agents, densities, language, libraries, projects, sciences, sequences
 from wild.published import PUBLISHED
 
 import treeviz as tv
 
-assert libraries and projects and sequences  # they register their steps
+assert libraries and projects and sequences and agents and densities and language and sciences  # they register steps
 N_STEPS = 20
 
 
