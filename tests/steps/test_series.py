@@ -11,7 +11,14 @@ import treeviz as tv
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measure import measure, numbers_of, source_of
 from treeviz.steps.recording.history import History
-from treeviz.steps.series import MOST_BUCKETS, gradient_columns, gradient_histograms, gradient_series, table_of_source
+from treeviz.steps.series import (
+    MOST_BUCKETS,
+    gradient_columns,
+    gradient_histograms,
+    gradient_series,
+    ratio_columns,
+    table_of_source,
+)
 from treeviz.tree.walk import walk
 
 TREE = jax.device_put(
@@ -64,6 +71,17 @@ def test_a_subtrees_norm_is_the_root_of_the_sum_of_its_leaves_squares():
     assert np.isnan(series.values[row_of(table, "['step']")]).all()
     assert series.low is None and not series.bad.any()
     assert series.first_steps.tolist() == series.last_steps.tolist() == list(range(50))
+
+
+def test_a_tap_has_no_ratio_to_the_parameters_of_the_step_also_if_it_has_as_many_numbers():
+    history, _ = a_history(3, None, "grads", "params", "updates")
+    for tree in ([np.ones(1)], jax.tree.leaves(TREE)):
+        name = f"hidden {len(tree)}"
+        history.add_source(source_of(tree, name), 1000)
+        history.append(3, {name: {"norm": np.ones(len(tree))}})
+        table = table_of_source(history, name, "hidden")
+        assert [series.name for series in gradient_series(history, table, name)] == [f"{name}.norm"]
+        assert ratio_columns(table, history, name) == []
 
 
 def test_what_is_not_finite_is_marked_up_to_the_root():

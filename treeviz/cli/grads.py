@@ -16,7 +16,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "grads",
         help="the gradients of a run, or where two runs part",
         description="Show the gradients of a run. Of two runs: at which step they part, in which leaf first, and the "
-        "ratio of their norms over the steps.",
+        "ratio of their norms over the steps, and their losses.",
     )
     parser.add_argument(
         "run_file",
@@ -25,7 +25,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="a .treeviz file, as inspector.save and inspector.keep write it",
     )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
-    parser.add_argument("--tree", metavar="NAME", help="which of several trees of RUN to show")
+    parser.add_argument("--tree", metavar="NAME", help="which of several trees to show, or to compare")
     add_rows(parser)
     add_outputs(parser)
     return parser
@@ -42,6 +42,6 @@ def run(options: argparse.Namespace) -> int:
     left, right = (visible(run.history.name, 100) for run in (inspector, other))
     names = left or files[0].stem, right or files[1].stem
     names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
-    runs = compare_runs(inspector.history, other.history, names)
+    runs = compare_runs(inspector.history, other.history, names, options.tree)
     shown(with_run_options(runs.view, options), options)
     return SAME if runs.parting is None else DIFFERENT

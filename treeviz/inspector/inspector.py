@@ -427,6 +427,7 @@ class GradientInspector:
 
         Raises:
           LookupError: Nothing was measured yet, or the run is not kept.
+          ValueError: There is no tree of this name.
         """
         if run:
             earlier = self.earlier_runs[run]

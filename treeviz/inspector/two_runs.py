@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from treeviz.analysis.facts import headline, size_columns
-from treeviz.steps.recording.history import History, Timeline, main_source, occurs_in
-from treeviz.steps.series import MOST_BUCKETS, as_float32, rolled_norms, table_of_source
-from treeviz.steps.statistics import section_of
+from treeviz.inspector.views import MOST_PRINTED
+from treeviz.steps.recording.history import History, Timeline, occurs_in, source_named
+from treeviz.steps.series import MOST_BUCKETS, as_float32, rolled_norms, scalar_series, table_of_source
+from treeviz.steps.statistics import section_of, sibling_name
 from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import visible
 from treeviz.views.tree_view import TreeView
 
 MUCH = 0.01  # of the larger norm
+_LONGEST_NAME = 40
 
 
 class Parting(NamedTuple):
@@ -46,38 +50,90 @@ class TwoRuns(NamedTuple):
     parting: Parting | None
 
 
-def compare_runs(first: History, other: History, names: tuple[str, str]) -> TwoRuns:
-    """Compare the gradient norms of two runs, at the steps and leaves that both have.
+def compare_runs(first: History, other: History, names: tuple[str, str], tree: str | None = None) -> TwoRuns:
+    """Compare the norms of a tree in two runs, at the steps and leaves that both have, and the scalars of the runs.
 
     Args:
       names: The names of the runs.
+      tree: The name of the tree; by default the first gradients.
 
     Raises:
-      ValueError: They have no leaf or no step in common.
+      ValueError: They have no leaf or no step in common, or no tree of this name.
     """
-    sources = main_source(first), main_source(other)
-    table = table_of_source(first, sources[0], "grads")
+    sources = source_named(first, tree), source_named(other, tree)
+    table = table_of_source(first, sources[0], tree or "grads")
     counterparts = _counterparts(first, other, sources)
-    runs = _norms(first, sources[0], list(range(len(counterparts)))), _norms(other, sources[1], counterparts)
-    spans = [list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True)) for timeline, _ in runs]
-    span_indices = [{span: i for i, span in enumerate(run_spans)} for run_spans in spans]
-    common = [span for span in spans[0] if span in span_indices[1]]
+    spans, left, right = _aligned(first, other, sources, counterparts)
+    common = [span for span in spans[0] if span in {*spans[1]}]
     if not common:
         raise ValueError(f"{names[0]} and {names[1]} have no step in common")
-    left, right = (
-        norms[[indices[span] for span in common]] for (_, norms), indices in zip(runs, span_indices, strict=True)
-    )
     starts, stops = (np.array(part, np.int64) for part in zip(*common, strict=True))
     rows = table.measured
     partings = [_parting(stops, rows, left, right, rtol) for rtol in (0.0, MUCH)]
-    series = _ratio(table, rows, left, right, starts, stops, partings[0], names)
+    series = [_ratio(table, rows, left, right, starts, stops, partings[0], names)]
+    series += _ratio_of_updates(first, other, sources, counterparts, table, names)
+    scalars, of_scalars = _scalars(first, other, names)
     headline_lines = _lines(table, partings, names, len(common), int(stops[-1]))
     headline_lines += _left_out(
         first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names
     )
     table = table.with_columns(*size_columns(table))
-    table = table.with_headline(*headline(table), *headline_lines)
-    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=[series]), partings[0])
+    table = table.with_headline(*headline(table), *headline_lines, *of_scalars)
+    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), partings[0])
+
+
+def _aligned(first: History, other: History, sources: tuple[str, str], counterparts: list[int]):
+    """The (first, last) steps of all entries of each run; and the norms of the entries that both have."""
+    runs = _norms(first, sources[0], list(range(len(counterparts)))), _norms(other, sources[1], counterparts)
+    spans = [list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True)) for timeline, _ in runs]
+    indices = [{span: i for i, span in enumerate(run_spans)} for run_spans in spans]
+    common = [span for span in spans[0] if span in indices[1]]
+    left, right = (norms[[at[span] for span in common]] for (_, norms), at in zip(runs, indices, strict=True))
+    return spans, left, right
+
+
+def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, names) -> list[Series]:
+    """The ratio of the updates to their parameters, in the second run relative to the first."""
+    kinds = [(sibling_name(sources[0], kind), sibling_name(sources[1], kind)) for kind in ("updates", "params")]
+    if any(
+        name not in history.sources or history.sources[name].paths != history.sources[source].paths
+        for pair in kinds
+        for history, name, source in zip((first, other), pair, sources, strict=True)
+    ):
+        return []
+    updates, params = (_aligned(first, other, pair, counterparts) for pair in kinds)
+    spans, left, right = updates
+    common = [span for span in spans[0] if span in {*spans[1]}]
+    if not common or spans != params[0]:
+        return []
+    rows = table.measured
+    by = tuple(rolled_norms(table, rows, np.where(np.isfinite(norms), norms, np.nan)) for norms in params[1:])
+    starts, stops = (np.array(part, np.int64) for part in zip(*common, strict=True))
+    series = _ratio(table, rows, left, right, starts, stops, None, names, "updates ÷ params", by)
+    return [replace(series, name="updates.ratio")]
+
+
+def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[list[Series], list[str]]:
+    """The scalars that both runs have, one curve for each run; and a line about where each first differs."""
+    curves: list[Series] = []
+    lines = []
+    for name in [name for name in first.scalars.tracks if name in other.scalars.tracks]:
+        shown = visible(name, _LONGEST_NAME)
+        runs = [history.scalars.values(name) for history in (first, other)]
+        at = [dict(zip(run.until.tolist(), run.latest.tolist(), strict=True)) for run in runs]
+        apart = (step for step in at[0] if step in at[1] and not _is_same(at[0][step], at[1][step]))
+        step = min(apart, default=None)
+        text = "" if step is None else f"step {step:,}: {' and '.join(f'{values[step]:.6g}' for values in at)}"
+        lines.append(f"{shown} parts at {text}" if text else f"{shown} does not differ")
+        for run, history in zip(names, (first, other), strict=True):
+            (curve,) = scalar_series(history, only=name)
+            curves.append(replace(curve, name=f"{name}, {run}", title=f"{name}, {run}"))
+    more = f"and {len(lines) - MOST_PRINTED} more scalars"
+    return curves, [*lines[:MOST_PRINTED], *([more] if len(lines) > MOST_PRINTED else [])]
+
+
+def _is_same(left: float, right: float) -> bool:
+    return left == right or (left != left and right != right)
 
 
 def _counterparts(first: History, other: History, sources: tuple[str, str]) -> list[int]:
@@ -130,19 +186,24 @@ def _ratio(
     stops: np.ndarray,
     parting: Parting | None,
     names: tuple[str, str],
+    what: str = "norm",
+    by: Sequence[np.ndarray] = (),
 ) -> Series:
+    """The norms of the second run relative to the first; each is divided by its norms in `by`, if these are given."""
     bad = np.zeros((len(table), len(stops)), bool)
     bad[rows] = (np.isinf(left) | np.isinf(right)).T
     known = ~(np.isnan(left) | np.isnan(right))  # a subtree sums what both have
     numerator, denominator = (
         rolled_norms(table, rows, np.where(known & np.isfinite(norms), norms, np.nan)) for norms in (right, left)
     )
+    if by:
+        numerator, denominator = numerator * by[0], denominator * by[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(numerator == denominator, np.where(np.isnan(numerator), np.nan, 1.0), numerator / denominator)
     ratio[~np.isfinite(ratio)] = np.nan  # divided by a zero norm
     series = Series(
         "norm.ratio",
-        f"norm, {names[1]} ÷ {names[0]}",
+        f"{what}, {names[1]} ÷ {names[0]}",
         starts,
         stops,
         as_float32(ratio),

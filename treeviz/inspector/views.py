@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from treeviz.analysis.facts import headline, size_columns
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.recording.history import History, main_source
+from treeviz.steps.recording.history import History, main_source, source_named
 from treeviz.steps.series import (
     gradient_columns,
     gradient_histograms,
@@ -65,7 +65,7 @@ def whole_view(
         changes bits.
       keeps_inputs: Whether inputs are kept for `locate_nan`.
     """
-    source = source or main_source(history)
+    source = source_named(history, source)
     table = table_of_source(history, source, name)
     step, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})

@@ -87,7 +87,7 @@ def gradient_series(
         for finding in findings
         if is_of_step(finding) or (section_of(finding.source)[1], paths.get(finding.source)) == shown_tree
     ]
-    params = sibling_name(source, "params")
+    params = _params_of(history, source)
     ratios = {sibling_name(source, "updates"): "updates ÷ params"}
     if not is_beside(source):
         ratios[source] = f"{title_of(source)} ÷ params"
@@ -106,17 +106,29 @@ def gradient_series(
     return _with_marks(series, shown_findings, leaf_rows)
 
 
+def _params_of(history: History, source: str) -> str:
+    """The parameters with the leaves of a tree; "" if there are none, as for a tap."""
+    tree, name = history.sources[source], sibling_name(source, "params")
+    params = history.sources.get(name)
+    is_same = params is not None and params.sizes == tree.sizes and (kind_of(source) or params.paths == tree.paths)
+    return name if is_same else ""
+
+
 def is_of_step(finding: Finding) -> bool:
     """Whether a finding is about a result or a scalar, which have no leaf: it is shown at the root."""
     return bool(result_kind(finding.source)) or finding.source == SCALARS
 
 
 def scalar_series(
-    history: History, findings: Iterable[Finding] = (), buckets: int = MOST_BUCKETS, most: int | None = None
+    history: History,
+    findings: Iterable[Finding] = (),
+    buckets: int = MOST_BUCKETS,
+    most: int | None = None,
+    only: str | None = None,
 ) -> tuple[Series, ...]:
-    """Return the first `most` recorded scalars, each as a series with one row."""
+    """Return the first `most` recorded scalars, or `only` this one, each as a series with one row."""
     series = []
-    for name in islice(history.scalars.tracks, most):
+    for name in islice(history.scalars.tracks, most) if only is None else (only,):
         timeline, bad = history.scalars.values_and_bad(name, resolution=buckets)
         latest, low, high = (
             np.where(np.isfinite(values), values, np.nan)[None]
@@ -267,7 +279,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
 
 def ratio_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
     """Return the ratio columns of a source and its updates, at the newest step with parameters."""
-    params = sibling_name(source, "params")
+    params = _params_of(history, source)
     names = dict.fromkeys([source, sibling_name(source, "updates"), params])
     newest = {name: history.last(name) for name in names if name in history.sources}
     same_step = {

@@ -447,7 +447,7 @@ class History:
         history.values("grads", "max_abs", leaf=3).high # float64[k], of one leaf
         history.sources["grads"].paths[3]               # the key path of that leaf
 
-    Statistics ignore NaN and infinities; those are counted separately, as "nonfinite". An append takes constant time,
+    A norm is NaN where values are not finite; these are counted as "nonfinite". An append takes constant time,
     whatever the length of the run. `max_bytes` are reserved at once, but used only as the history fills up; the newest
     8 steps and 4 buckets are kept even if a large tree needs more. Not thread-safe. The next append, or `finish`,
     completes an append that was interrupted.
@@ -703,6 +703,17 @@ def main_source(history: History) -> str:
     first = next(name for name, n in zip(candidates, n_known, strict=True) if 2 * n > max(n_known) or not max(n_known))
     tree, _ = section_of(first)
     return [name for name in history.sources if section_of(name)[0] == tree][-1]
+
+
+def source_named(history: History, name: str | None) -> str:
+    """Return the source with a name, by default the main source.
+
+    Raises:
+      ValueError: There is none.
+    """
+    if name is not None and name not in history.sources:
+        raise ValueError(f"there is no tree {name!r} in this run; there are {', '.join(map(repr, history.sources))}.")
+    return main_source(history) if name is None else name
 
 
 def _n_known(history: History, name: str) -> int:
