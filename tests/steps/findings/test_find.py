@@ -17,7 +17,7 @@ from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.measure import MeasuredTree, Measurement
 from treeviz.steps.recording.decode import Arrived
-from treeviz.steps.recording.history import History
+from treeviz.steps.recording.history import History, ScalarRow
 from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.recorder import MOST_LATE, Recorder
 from treeviz.steps.statistics import LIGHT, StopTraining
@@ -408,6 +408,49 @@ def test_a_loss_that_jumps_while_it_falls_is_found_and_200_healthy_curves_do_not
     assert not jumps_of(curves, thresholds).any()
     found = jumps_of(np.concatenate([curves[:60, :50], 100 * curves[60:61, :50]]), thresholds)
     assert np.mean(found[60] > 0) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("until", "says"), [(N_STEPS, "Look at the learning rate"), (155, "whether the optimizer's state was lost")]
+)
+def test_updates_that_jump_while_gradients_do_not_come_of_the_rate_or_a_lost_state_and_explain_what_follows(
+    until, says
+):
+    run = Run()
+    run.updates[150:until] *= 5
+    run.grads[160] *= 1000
+    (found,) = run.findings()
+    assert (found.kind, found.source, found.first) == ("ratio", "updates", 150) and says in found.advice
+    assert re.match(
+        r"The updates jumped to [45]\S*× their median at step 150, while the gradients did not", found.sentence
+    )
+    run.grads[150:] *= 50
+    assert "ratio" not in kinds(run.findings())
+
+
+def test_updates_that_end_with_a_schedule_are_told_with_the_step_and_not_as_a_small_ratio():
+    run = Run()
+    run.updates[120:] *= 1e-9
+    (found,) = run.findings()
+    assert (found.kind, found.source, found.first, found.until) == ("frozen", "updates", 120, N_STEPS - 1)
+    assert found.sentence == "No update changed params since step 120, though there is a gradient."
+    run.updates[-1] = run.params[-1] * 1e-3
+    assert "frozen" not in kinds(run.findings())
+
+
+def test_a_bad_batch_is_one_finding_whatever_jumps_with_it():
+    run = Run()
+    run.sources.append(source("hidden", {".h": 64}))
+    run.grads[200] *= 1000
+    history = run.history()
+    for step in range(N_STEPS):
+        jump = 100 if step == 200 else 1
+        history.append(N_STEPS + step, {"hidden": {"norm": np.full(1, 2.0 * jump), "nonfinite": np.zeros(1, np.int64)}})
+        history.append_scalars([ScalarRow(step, {"loss": np.full(1, 3.0 * jump)}, None)])
+    first, second = findings(history)
+    assert (first.kind, first.source, first.first) == ("spike", "grads", 200)
+    assert first.sentence.endswith(" The loss jumped to 300, too.")
+    assert (second.source, second.advice) == ("hidden", "Look at that step's batch.")
 
 
 def test_thresholds_are_arguments():

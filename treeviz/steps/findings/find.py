@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from treeviz.steps.findings import dead, nonfinite, norms
-from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Searched, Thresholds
+from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Searched, Thresholds, digits_text
 from treeviz.steps.findings.nonfinite import scalar_findings, with_batch
 from treeviz.steps.recording.history import History
 from treeviz.steps.statistics import StopTraining, is_beside, kind_of, natural, result_kind, sibling_name
@@ -29,6 +30,7 @@ CHECKS: dict[str, Check] = {
     "redundant": norms.redundant,
 }
 _CAUSES = ("nonfinite", "exploding")  # of other findings
+_SOON = 25  # steps after a jump of the updates
 
 
 def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
@@ -85,11 +87,11 @@ def findings(
     checks = [check for kind, check in CHECKS.items() if kind in wanted or kind in _CAUSES]
     all_findings = [finding for check in checks for tree in trees for finding in check(tree)]
     all_findings += scalar_findings(history, thresholds)
-    causes = [finding for finding in all_findings if finding.kind in _CAUSES]
+    causes = [item for item in all_findings if item.kind in _CAUSES or norms.JUMP in dict(item.numbers)]
     reported = [
         item for item in all_findings if item.kind in wanted and not any(_is_caused_by(item, cause) for cause in causes)
     ]
-    reported = [with_batch(item, history) for item in reported]
+    reported = [with_batch(item, history) for item in _joined_spikes(reported)]
     gradient_identities = {_identity(item, history) for item in reported if kind_of(item.source) == "grads"}
     return sorted(
         (item for item in reported if kind_of(item.source) or _identity(item, history) not in gradient_identities),
@@ -104,7 +106,9 @@ def _identity(finding: Finding, history: History) -> tuple:
 
 
 def _is_caused_by(finding: Finding, cause: Finding) -> bool:
-    """Whether `cause` explains the finding: NaN explains everything after it, an explosion explains spikes."""
+    """Whether `cause` explains the finding: NaN explains everything after it, others explain spikes."""
+    if cause.kind == "ratio":  # a learning rate that jumped
+        return finding.kind == "spike" and 0 <= finding.first - cause.first <= _SOON
     if SCALARS in (finding.source, cause.source):  # a recorded loss is an effect, never a cause
         is_spread = cause.kind == "nonfinite" and cause.source != SCALARS and finding.kind != "spike"
         is_spread &= cause.severity != "info"
@@ -124,6 +128,20 @@ def _is_caused_by(finding: Finding, cause: Finding) -> bool:
         is_spread = is_beside(finding.source) and cause.source == grads
         return is_spread and cause.first <= finding.first
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
+
+
+def _joined_spikes(found: list[Finding]) -> list[Finding]:
+    """The findings, with one spike for each event: that of gradients, which says what else jumped at its first step."""
+    spikes = [item for item in found if item.kind == "spike"]
+    spikes.sort(key=lambda item: (kind_of(item.source) != "grads", -item.times))
+    joined: dict[int, Finding] = {}  # by the number in `spikes` of the first of an event
+    for i, item in enumerate(spikes):
+        main = next((at for at, other in joined.items() if abs(other.first - item.first) <= 1), i)
+        is_scalar = item.source == SCALARS
+        value = digits_text(dict(item.numbers)["value" if is_scalar else "norm"])
+        also = f"The {item.path if is_scalar else f'norm of {item.source}{item.path}'} jumped to {value}, too."
+        joined[main] = item if main == i else replace(joined[main], sentence=f"{joined[main].sentence} {also}")
+    return [item for item in found if item.kind != "spike"] + [*joined.values()]
 
 
 def _sort_key(finding: Finding) -> tuple[int, int, float, int]:

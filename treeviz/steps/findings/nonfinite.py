@@ -286,6 +286,7 @@ def frozen(tree: Searched) -> Iterator[Finding]:
         yield from _frozen_by_design(tree)
     if kind_of(tree.name) != "updates" or not tree.has_enough_steps:
         return
+    yield from norms.stopped(tree)
     has_bad = occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm)
     is_still = ~((tree.norm.high > 0) | has_bad).any(axis=0)
     (first, until), n_steps = tree.span, tree.n_steps

@@ -32,6 +32,10 @@ _LEAP = 3.0  # relative to the parameters' norm: ordinary first updates stay bel
 _GAIN = 0.5  # rms of a layer's weights times the root of its fan-in; 1 for LeCun's initialisation
 _OUTGROWN = 10.0  # a gain that means an outgrown layer, whatever its first gain was
 _SETTLED = 0.1  # relative to the first gradients
+_NO_UPDATE = 2.0**-24  # relative to the parameters, whose rounding in float32 it does not exceed
+_SMALLEST_REGIME = 1e-6  # of updates, relative to the parameters, before they end
+_RATE_JUMP = 2.0  # of updates relative to parameters: those of Adam change by a few percent in a step
+JUMP = "jump"  # the factor of such a jump
 
 
 def exploding(tree: Searched) -> Iterator[Finding]:
@@ -297,8 +301,9 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         yield leap
     if not tree.has_enough_steps:
         return
+    yield from _rate_jumps(tree)
     # In sampled steps, parameters that start at zero are still tiny in the first sample.
-    rest = slice(int(tree.n_steps < thresholds.fewest_steps), None)
+    rest = slice(int(tree.n_steps < thresholds.fewest_steps), _entries_until_still(tree))
     changes, relative = updates.latest[rest], ratios.latest[rest]
     if len(relative) < FEWEST_LOOKS:
         return
@@ -329,6 +334,77 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip
+
+
+def _total_ratio(updates: Searched) -> np.ndarray:
+    """float[entries]: the norm of all updates, relative to that of the parameters that ever move."""
+    moving = updates.norm.high.max(axis=0) > 0
+    params = updates.history.values(sibling_name(updates.name, "params"), "finite_norm").latest[:, moving]
+    with np.errstate(all="ignore"):
+        return np.sqrt(np.nansum(updates.norm.latest**2, axis=1) / np.nansum(params**2, axis=1))
+
+
+def _entries_until_still(updates: Searched) -> int:
+    """The number of entries until updates end for good although gradients do not, as after a schedule; or all."""
+    name, grads = sibling_name(updates.name, "params"), sibling_name(updates.name, "grads")
+    if updates.history.ratio(updates.name, name) is None:
+        return len(updates.norm.n)
+    ratios, last = _total_ratio(updates), updates.span[1]
+    n = int(np.flatnonzero(np.append(np.inf, ratios) > _NO_UPDATE)[-1])
+    is_long = (
+        len(ratios) - n > 1
+        and last - updates.norm.first[min(n, len(ratios) - 1)] >= updates.thresholds.fewest_steps - 1
+    )
+    if not n or not is_long or np.median(ratios[:n]) < _SMALLEST_REGIME:
+        return len(ratios)
+    if "norm" in updates.history.statistics(grads):
+        norms = updates.history.values(grads, "finite_norm")
+        is_alive = (norms.high[norms.first >= updates.norm.first[n]] > 0).any(axis=1)
+        return n if is_alive.mean() > 0.5 else len(ratios)
+    return n
+
+
+def stopped(updates: Searched) -> Iterator[Finding]:
+    """Updates that ended at some step, although gradients did not: a schedule that reached its end."""
+    n = _entries_until_still(updates)
+    if n == len(updates.norm.n):
+        return
+    first, until = int(updates.norm.first[n]), updates.span[1]
+    yield Finding(
+        "frozen", updates.name, "", -1, first, until, (("steps", float(updates.norm.n[n:].sum())),),
+        f"No update changed {sibling_name(updates.name, 'params')} since step {first}, though there is a gradient.",
+        "Compare the length of the learning rate's schedule with that of the run.",
+        (), (until - first + 1) / updates.thresholds.fewest_steps,
+        rank=Rank.TRAINING_ENDS,
+    )  # fmt: skip
+
+
+def _rate_jumps(updates: Searched) -> Iterator[Finding]:
+    """The first jump of updates relative to parameters while gradients do not: a learning rate, or a lost state."""
+    norm, grads = updates.norm, sibling_name(updates.name, "grads")
+    if updates.n_steps <= updates.span[1] - updates.span[0] or "norm" not in updates.history.statistics(grads):
+        return
+    ratios, gradients = _total_ratio(updates), updates.history.values(grads, "finite_norm")
+    roots = np.sqrt(np.nansum(gradients.high**2, axis=1))
+    thresholds = replace(
+        updates.thresholds, spike=_RATE_JUMP, spike_deviations=updates.thresholds.spike_deviations * 0.6
+    )
+    jumps = jumps_of(ratios[:, None], thresholds)[:, 0] if len(roots) == len(ratios) else np.zeros(0)
+    for entry in np.flatnonzero(jumps).tolist():
+        before, later = slice(max(entry - _NEAR, 0), entry), ratios[entry + _NEAR : entry + 2 * _NEAR]
+        is_of_gradient = roots[entry] > 10 ** (jumps[entry] / 2) * np.median(roots[before])
+        if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, 0) : entry].max():
+            continue  # of the second, Lookahead has one every few steps
+        step, times = int(norm.first[entry]), 10 ** float(jumps[entry])
+        is_lasting = not later.size or np.median(later) > ratios[entry] / times**0.5
+        state = "" if is_lasting else "whether the optimizer's state was lost, as at a resume, and at "
+        yield Finding(
+            "ratio", updates.name, "", -1, step, step, (("ratio", float(ratios[entry])), (JUMP, times)),
+            f"The updates jumped to {factor_text(times)}× their median at step {step}, while the gradients did not.",
+            f"Look at {state}the learning rate and its schedule.",
+            (), times / _RATE_JUMP,
+        )  # fmt: skip
+        return
 
 
 # Sudden jumps of norms.
@@ -381,29 +457,9 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
         f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
         f"before{others}.{rest}",
-        _update_before(tree, event) or _BATCH,
+        _BATCH if kind_of(name) == "grads" else "Look at that step's batch.",
         tuple(affected), times / tree.thresholds.spike,
     )  # fmt: skip
-
-
-def _update_before(tree: Searched, event: np.ndarray) -> str:
-    """Describes the update in the step before the first jump, if it jumped too; else ""."""
-    name, step = sibling_name(tree.name, "updates"), int(tree.norm.first[event[0]]) - 1
-    if kind_of(tree.name) != "grads" or "norm" not in tree.history.statistics(name):
-        return ""
-    updates = tree.history.values(name, "finite_norm")
-    root = np.sqrt(np.nansum(updates.high**2, axis=1))
-    entry = np.flatnonzero((updates.first <= step) & (step <= updates.until))
-    before = root[max(entry[0] - _BEFORE, 0) : entry[0]] if entry.size else root[:0]
-    if len(before) < tree.thresholds.fewest_steps or not (usual := np.median(before)):
-        return ""
-    times = root[entry[0]] / usual
-    if times <= tree.thresholds.spike:
-        return ""
-    return (
-        f"The update before it, in step {step}, was {factor_text(float(times))}× its median, of a gradient that had "
-        "not jumped: look at the learning rate and its schedule first, then at the batch."
-    )
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
@@ -628,5 +684,5 @@ def _gradients_vary(history: History, name: str, norms: np.ndarray, root: np.nda
     """
     if len(history.sources[name].paths) == 1:
         _, norms = _exact_values(history, name, "max_abs")
-    variation = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0))
+    variation = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0)) if len(norms) else 0.0
     return variation > _SAME * root[0] and variation >= _STEADIER * float(np.ptp(root))
