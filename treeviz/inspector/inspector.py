@@ -156,7 +156,8 @@ class GradientInspector:
       run: The name of the run, "lr 3e-4", in views, in its file and in `treeviz grads`; `reset` names the next one. A
         run that begins by itself is "lr 3e-4 #2"; see `watch`.
       max_bytes: Memory limit of the history, for a run of any length: recent steps are exact, older ones are merged
-        into time buckets.
+        into time buckets. At least 8 steps and 4 buckets are kept: 0.5 kB per leaf and tree, 12 kB with histograms.
+        Each of `earlier_runs` takes as much as this one, and each scalar 1 MB.
       thresholds: The limits beyond which numbers become findings; see `treeviz.Thresholds`.
       on_finding: Called once with each `Finding`, and again if it ends and recurs: by a watched step, by `record`, or
         by `flush` and the views. "nonfinite" arrives at most 16 inspected steps after the bad one, since the loop is

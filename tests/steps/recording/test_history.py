@@ -96,9 +96,14 @@ def test_memory_is_bounded_for_a_thousand_leaves_and_the_steps_are_all_accounted
     assert series.n.sum() == 3000 and series.until[-1] == 2999
     every = {"mean": np.ones(n), "zeros": np.ones(n), "nan": np.ones(n), "posinf": np.ones(n), "neginf": np.ones(n)}
     every |= {"histogram": np.ones((n, 64)), "cosine": np.ones(n)}
-    history = History([source(n_leaves=n)], max_bytes=64_000_000)
-    history.append(0, {"grads": every | values["grads"]})
-    assert history.nbytes <= 64_000_000
+    for max_bytes, numbers, most in (
+        (64_000_000, every | values["grads"], 64_000_000),
+        (0, every | values["grads"], 12_000 * n),  # as the docstring of GradientInspector says
+        (0, values["grads"], 500 * n),
+    ):
+        history = History([source(n_leaves=n)], max_bytes=max_bytes)
+        history.append(0, {"grads": numbers})
+        assert history.nbytes <= most
 
 
 def test_a_range_and_a_resolution_can_be_asked_for():

@@ -193,7 +193,7 @@ def test_on_a_disk_that_is_full_it_raises_at_once_and_leaves_nothing_behind(tmp_
 # Other runs
 
 
-@pytest.mark.parametrize("content", ["a run", "damaged", "something else", "nothing"])
+@pytest.mark.parametrize("content", ["a run", "damaged", "something else", "nothing", "moved"])
 def test_a_file_that_is_not_of_this_run_stays_and_this_one_takes_a_new_name(tmp_path, content):
     path = tmp_path / "a.treeviz"
     train(kept(path, 0), 1)  # which then crashed
@@ -201,6 +201,8 @@ def test_a_file_that_is_not_of_this_run_stays_and_this_one_takes_a_new_name(tmp_
         path.write_bytes(path.read_bytes()[:-40])
     if content in ("something else", "nothing"):
         path.write_text("my notes" if content == "something else" else "")
+    if content == "moved":  # without its journal
+        path.unlink()
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     history = History([source()])
     assert keep(history, path) == tmp_path / "a-2.treeviz"

@@ -541,6 +541,8 @@ def _claim_file(history: History, path: Path) -> tuple[Path, bool]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for n in itertools.count(1):
         file = path if n == 1 else path.with_name(f"{path.stem}-{n}{path.suffix}")
+        if os.path.lexists(journal_of(file)) and not os.path.lexists(file):  # of another run, whose file was moved
+            continue
         try:
             with open(file, "xb"):
                 return file, True
