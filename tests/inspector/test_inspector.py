@@ -324,8 +324,11 @@ def test_locate_nan_names_the_line_of_the_first_bad_step_though_its_inputs_were_
         params = step(params, jnp.ones((2, 3)))
     origin = inspector.locate_nan()
     assert "sqrt" in str(origin) and "# here" in str(origin) and Path(__file__).name in str(origin)
-    first = next(finding for finding in inspector.findings if finding.kind == "nonfinite").first
-    assert inspector._inputs.bad.number == first
+    found = next(finding for finding in inspector.findings if finding.kind == "nonfinite")
+    assert inspector._inputs.bad.number == found.first
+    assert found.sentence.endswith(f"Origin: {origin.text}") and found.advice == origin.advice
+    assert found.sentence[:90] in inspector.render().table.headline[-1]
+    assert "locate_nan" not in inspector.render().table.headline[-1]
 
 
 def test_locate_nan_goes_through_an_equinox_step_and_its_donated_model():

@@ -198,7 +198,7 @@ def big_vision_siglip(*, dtype: Any = np.float32, rate: float = 1e-3) -> Publish
 
 
 @published("https://github.com/google-deepmind/deepmind-research/blob/master/byol/byol_experiment.py")
-def byol_online_and_target(*, half: Any = None) -> Published:
+def byol_online_and_target() -> Published:
     """Haiku networks with batch norms: an online one predicts a target that follows it; LARS with a mask."""
     import haiku as hk
 
@@ -222,15 +222,13 @@ def byol_online_and_target(*, half: Any = None) -> Published:
         return jnp.sum((x - y) ** 2, -1)
 
     def loss(online, target, state, views, labels):
-        if half is not None:
-            online, target, views = jax.tree.map(lambda p: p.astype(half), (online, target, views))
         out = []
         for x in views:
             found, state = forward.apply(online, state, x)
             out.append(found)
         aims = [lax.stop_gradient(forward.apply(target, state, x)[0]["projection"]) for x in views]
         value = jnp.mean(away(out[0]["prediction"], aims[1]) + away(out[1]["prediction"], aims[0]))
-        return (value + cross_entropy(out[0]["logits"], labels)).astype(jnp.float32), state
+        return value + cross_entropy(out[0]["logits"], labels), state
 
     def is_matrix(params):
         return jax.tree.map(lambda p: p.ndim > 1, params)

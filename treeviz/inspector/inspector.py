@@ -17,6 +17,7 @@ from treeviz.inspector.runs import Runs
 from treeviz.inspector.views import finding_lines, whole_view
 from treeviz.steps.findings.find import Alarm, check_kinds, findings
 from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
+from treeviz.steps.findings.nonfinite import with_origin
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
 from treeviz.steps.recording.history import History, Timeline, main_source
@@ -392,8 +393,11 @@ class GradientInspector:
 
     @property
     def findings(self) -> list[Finding]:
-        """The problems in the history, the worst first; see `treeviz.steps.findings.find`."""
-        return findings(self.history, thresholds=self.thresholds)
+        """The problems in the history, the worst first; see `treeviz.steps.findings.find`.
+
+        With `keep_inputs`, that about the first NaN or infinity says what `locate_nan` says, which runs its step again.
+        """
+        return with_origin(findings(self.history, thresholds=self.thresholds), self._inputs)
 
     def locate_nan(self, step: int | None = None) -> NanOrigin | None:
         """Locate the operation that produced the first NaN or infinity, by rerunning its step.

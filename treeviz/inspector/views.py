@@ -122,7 +122,7 @@ def diagnosis(findings: Sequence[Finding], keeps_inputs: bool) -> list[str]:
     if not findings or findings[0].severity == "info":
         return []
     first, advice = findings[0], ""
-    if first.kind == "nonfinite":
+    if first.kind == "nonfinite" and "locate_nan" in first.advice:
         kept = "" if keeps_inputs else "With GradientInspector(keep_inputs=True), "
         advice = f" {kept}inspector.locate_nan() names the operation that made it."
     return [visible(f"{first.severity}: {first.sentence}{advice}", _LONGEST)]

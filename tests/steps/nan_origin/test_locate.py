@@ -280,6 +280,32 @@ def test_an_argument_that_is_not_finite_is_named_by_its_key_path():
     assert (origin.argument, origin.inputs[0].n_posinf) == ("params['w']", 1)
 
 
+def test_a_nan_of_an_argument_that_a_mask_replaces_is_not_the_origin():
+    def step(w, labels):
+        known = ~jnp.isnan(labels)
+        return jnp.sum(jnp.where(known, (w - jnp.where(known, labels, 0)) ** 2, 0) / jnp.sum(w))
+
+    labels = jnp.array([1.0, jnp.nan])
+    origin = locate_nan(step, jnp.zeros(2), labels)
+    assert origin is not None and (origin.primitive, origin.direction) == ("div", "forward")
+    origin = locate_nan(lambda w, labels: jnp.sum(w * labels), jnp.zeros(2), labels)
+    assert origin is not None and origin.argument == "labels"
+
+
+@pytest.mark.parametrize("bad", [4, -7])
+def test_an_index_out_of_range_is_named_with_the_size(bad):
+    def step(logits, labels):
+        return jnp.mean(jnp.take_along_axis(logits, labels[:, None], 1))
+
+    origin = locate_nan(step, np.ones((3, 4), np.float32), np.array([1, bad, 0]))
+    assert origin is not None and origin.primitive == "gather"
+    index = bad if bad > 0 else bad + 4  # as JAX has made it of a negative one
+    assert origin.text.endswith(
+        "gave 1 NaN of 3, the first at [1, 0], which belongs to labels[1]: "
+        f"index {index} is out of range for axis 1 of size 4."
+    )
+
+
 @pytest.mark.parametrize(
     ("bad", "examples", "said"),
     [

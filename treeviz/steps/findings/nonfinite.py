@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,6 +27,7 @@ from treeviz.steps.findings.finding import (
     listed_alike,
 )
 from treeviz.steps.findings.norms import jumps_of
+from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.history import Batch, History, occurs_in
 from treeviz.steps.statistics import kind_of, result_kind, sibling_name
 from treeviz.tree.text import visible
@@ -77,6 +79,32 @@ def skipped_steps(tree: Searched) -> SkippedSteps | None:
         return None
     first_after = int(timeline.first[last + 1]) if is_followed else None
     return SkippedSteps(int(timeline.n[is_bad].sum()), first_after, is_meant)
+
+
+# The operation that a NaN comes from, where the inputs of its step are kept.
+
+_MOST_EQUATIONS = 100_000  # of a step that runs again unasked
+
+
+def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
+    """The findings, with one about the first step with NaN or infinity: it says which operation made them.
+
+    Runs that step again, once, as `locate_nan` does.
+    """
+    bad = kept.bad if kept is not None else None
+    first = [x for x in found if bad and (x.kind, x.severity, x.first) == ("nonfinite", "error", bad.reported_step)]
+    if kept is None or not first or jax.process_count() > 1:  # all processes would have to run it
+        return found
+    try:
+        origin = locate_nan_in_kept(kept, first[0].first, max_equations=_MOST_EQUATIONS)
+    except Exception:  # `locate_nan` raises it
+        return found
+    if origin is None:
+        return found
+    others = [x.source for x in first[1:]]
+    also = f" So were values of {listed(others)}." if others else ""
+    located = replace(first[0], sentence=f"{first[0].sentence}{also} Origin: {origin.text}", advice=origin.advice)
+    return [located if x is first[0] else x for x in found if x not in first[1:]]
 
 
 # Findings about scalars that the user records; the batch of a finding's step.

@@ -56,8 +56,8 @@ def locate_nan_in(
 ) -> NanOrigin | None:
     """Run a step equation by equation, and trace NaN and Inf in its results back to the operation that produced them.
 
-    An argument with NaN is reported at once. Otherwise each non-finite result is traced back to its origin: an
-    operation with finite operands and a non-finite result. The earliest origin is reported, and an operation is
+    Each non-finite result is traced back to its origin: an argument with NaN that no mask replaces, or an operation
+    with finite operands and a non-finite result. The earliest origin is reported, and an operation is
     preferred to the derivative of the same line. If an Inf later became NaN, the operation that produced the Inf is
     reported.
 
@@ -98,24 +98,25 @@ def locate_nan_in(
     arrays = [leaves[i][1] for i in traced]
     with _debug_checks_off():
         taints = _argument_taints(arrays)
-        bad_indices = [i for i, taint in enumerate(taints) if taint.bits]
-        first = next((i for i in bad_indices if taints[i].bits & NAN), None)
-        if first is not None and not only_results:
-            return input_origin(names[traced[first]], arrays[first], len(bad_indices) - 1)
+        n_bad, argument = sum(bool(taint.bits) for taint in taints), next((t for t in taints if t.bits & NAN), None)
         with lines_of_backward_rules():
             program = jax.make_jaxpr(step)(*arrays)
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             operands = [Value(x, taint) for x, taint in zip(arrays, taints, strict=True)]
             replay = Replay(max_equations)
-            results = replay.run(program, operands)
-            reported = _earliest_origin(results)
+            try:
+                reported = _earliest_origin(replay.run(program, operands))
+            except CannotLocateNan:
+                if argument is None or only_results:
+                    raise
+                reported = argument
             reaches_outputs = reported is not None
-            reported = reported or (None if only_results else replay.checks.first_nan)
+            reported = reported or (None if only_results else argument or replay.checks.first_nan)
             if reported is None or reported.origin is None:
                 return None
             if reported.origin.eqn is None:
                 i = reported.origin.leaf
-                return input_origin(names[traced[i]], arrays[i], len(bad_indices) - 1, reported.became)
+                return input_origin(names[traced[i]], arrays[i], n_bad - 1, reported.became)
             origin = _forward_site(reported.origin, replay.checks.began)
             traced_names = [names[i] for i in traced]
             return _rerun_and_report(program, operands, replay, origin, reported.became, reaches_outputs, traced_names)
@@ -255,10 +256,12 @@ class KeptInputs:
     Attributes:
       most: The number of calls whose inputs are kept.
       bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None until then.
+      origin: Where the NaN or Inf of that step comes from, once it was located.
     """
 
     def __init__(self, most: int) -> None:
         self.bad: Inputs | None = None
+        self.origin: NanOrigin | None = None
         self.most = most
         self._kept: dict[Key, Inputs] = {}
         self._unread: set[Key] = set()
@@ -326,7 +329,7 @@ class KeptInputs:
     def clear(self) -> None:
         """Drop all kept inputs."""
         with self._lock:
-            self.bad = None
+            self.bad = self.origin = None
             self._kept.clear()
             self._unread.clear()
 
@@ -335,7 +338,9 @@ class KeptInputs:
         self._unread.discard(key)
 
 
-def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanOrigin | None:
+def locate_nan_in_kept(
+    kept: KeptInputs | None, step: int | None = None, *, max_equations: int = 1_000_000
+) -> NanOrigin | None:
     """Replay kept steps and return the origin of the first NaN or Inf; None if all values are finite.
 
     Args:
@@ -343,6 +348,7 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
       step: The number of a step, also inside a call that is a loop; NaN that reaches no result is reported too. By
         default the step known to be bad; if there is none, the newest steps in turn, until one has finite inputs and a
         non-finite result.
+      max_equations: As in `locate_nan_in`.
 
     Raises:
       LookupError: No inputs are kept, or no longer those of that step.
@@ -362,13 +368,18 @@ def locate_nan_in_kept(kept: KeptInputs | None, step: int | None = None) -> NanO
             "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
             "keep_inputs=10) keeps ten."
         )
+    if kept.bad is not None and kept.origin is not None:
+        return kept.origin
     found: NanOrigin | None = None
     for inputs in selected:
         # A healthy step may compute a NaN that no result uses.
         only_results = step is None and kept.bad is None
-        origin = locate_nan_in(inputs.step, inputs.args, inputs.kwargs, only_results=only_results)
+        origin = locate_nan_in(
+            inputs.step, inputs.args, inputs.kwargs, max_equations=max_equations, only_results=only_results
+        )
         if origin is not None:
             found = replace(origin, step=inputs.reported_step)
         if found is not None and (origin is None or origin.direction != "input"):
             break  # a bad input may come from the step before
+    kept.origin = found if kept.bad is not None else None
     return found

@@ -415,7 +415,10 @@ def operation_origin(
         text += f", the first at {list(index)}"
         text += f", {relation} {' and '.join(examples[:3])}" if examples else ""
         text += "," if ins else ""
-    if ins:
+    bad_index = _bad_index(site.eqn, inputs)
+    if bad_index:
+        text = f"{text.removesuffix(',')}: {bad_index}"
+    elif ins:
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
     became_text = _operation(became) if became else ""
     if became_text:
@@ -437,11 +440,28 @@ def operation_origin(
         reaches_outputs,
         "",
         f"{text}.",
-        advice(name, direction, place.source, ins, outs),
+        _INDEX_ADVICE if bad_index else advice(name, direction, place.source, ins, outs),
         device=device,
         index=index,
         examples=examples if relation == _BELONGS else (),
     )
+
+
+_INDEX_ADVICE = (
+    "JAX reads NaN there. Look at what makes the index, such as labels, ids or positions, and at the size of the array."
+)
+
+
+def _bad_index(eqn: Any, inputs: Sequence[Any]) -> str:
+    """Names the first index of a gather that is out of range; "" if there is none."""
+    if eqn.primitive.name != "gather" or len(inputs) != 2:
+        return ""
+    shape, starts = inputs[0].shape, np.asarray(inputs[1])
+    for column, axis in enumerate(eqn.params["dimension_numbers"].start_index_map):
+        indices, n_valid = starts[..., column], shape[axis] - eqn.params["slice_sizes"][axis] + 1
+        if (bad := indices[(indices < 0) | (indices >= n_valid)]).size:
+            return f"index {bad.flat[0]} is out of range for axis {axis} of size {shape[axis]}"
+    return ""
 
 
 _BELONGS, _DEPENDS = "which belongs to", "which depends, among others, on"
