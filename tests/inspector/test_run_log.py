@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import types
 
@@ -56,6 +57,19 @@ def test_a_new_run_and_each_second_step_are_logged_under_their_numbers():
     assert steps == [0, 2, 4, 0, 2]
     log.close()  # again
     assert repr(log) == "RunLog(5 steps logged)"
+
+
+def test_a_log_that_nobody_closes_is_complete_when_python_ends(monkeypatch):
+    at_exit, steps = [], []
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    inspector = tv.GradientInspector()
+    inspector.log_to(lambda step, _: steps.append(step), every=1)
+    for _ in range(5):
+        inspector.record(measured())
+    gc.collect()
+    for function, *arguments in at_exit:
+        function(*arguments)
+    assert steps == [0, 1, 2, 3, 4]
 
 
 def test_a_slow_logger_gets_no_more_steps_than_its_share_of_the_time_with_the_newest():

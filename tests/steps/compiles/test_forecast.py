@@ -118,6 +118,14 @@ def test_a_forecast_is_a_sentence_and_a_line_for_each_leaf():
     )
 
 
+def test_the_first_call_uses_the_trace_of_the_forecast():
+    traces = []
+    step = jax.jit(lambda state, x: traces.append(x) or state + x)
+    assert not tv.forecast(step, ONE, ONE) and len(traces) == 1
+    step(ONE, ONE)
+    assert len(traces) == 1
+
+
 def test_several_states_are_found_in_the_result_by_their_structure_and_shapes():
     def step(params, moments, x):
         return {"params": params, "moments": State(moments.w * jnp.float32(1), params), "loss": x.sum()}

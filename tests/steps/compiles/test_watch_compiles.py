@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -274,6 +276,11 @@ def test_a_watched_step_is_the_step():
     assert not tv.forecast(step, {"w": ONE}, ONE) and tv.watch_compiles(step) is step
     with pytest.raises((ValueError, RuntimeError), match="deleted"):  # the latter since jax 0.11
         step(state, ONE)
+    x = jnp.ones(3)
+    held = [weakref.ref(array) for array in (state.pop("w"), x, step({"w": jnp.asarray(ONE)}, x)["w"])]
+    del x
+    gc.collect()
+    assert len(step.compiles) == 2 and [array() for array in held] == [None] * 3
     with pytest.raises(TypeError, match=r"`<lambda>` is not jitted: tv.watch_compiles\(jax.jit"):
         tv.watch_compiles(lambda x: x)
 
