@@ -161,6 +161,9 @@ def test_an_ensemble_is_joined_into_one_norm_or_has_a_leaf_per_member(door):
         np.testing.assert_allclose(norms_in(inspector)[-1], expected, rtol=2e-5)
         paths = inspector.history.sources["grads"].paths
         assert paths == (PATHS if members == "joined" else tuple(f"{path}[{k}]" for path in PATHS for k in range(3)))
+        is_told = members == "joined" and door == "watch"
+        assert ("norms joined over vmapped members" in str(inspector.render())) == is_told
+        assert ('members="each"' in str(inspector.notes)) == is_told
         assert repr(inspector.render())
 
 

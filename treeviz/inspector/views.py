@@ -86,6 +86,7 @@ def whole_view(
         *newest_scalars(history),
         *tree_label,
         *section_label,
+        *["norms joined over vmapped members"] * _is_joined(history, source),
         summary,
         *map(visible, notes),
         *diagnosis(findings, keeps_inputs),
@@ -128,6 +129,11 @@ def diagnosis(findings: Sequence[Finding], keeps_inputs: bool) -> list[str]:
     return [visible(f"{first.severity}: {first.sentence}{advice}", _LONGEST)]
 
 
+def _is_joined(history: History, source: str) -> bool:
+    """Whether each norm is that of all members of a `vmap`."""
+    return "least" in history.statistics(source)
+
+
 def trees_in(history: History) -> dict[str, list[str]]:
     """The sources of each tree with its own view (gradients, taps, recorded trees), by tree; one for each structure."""
     trees: dict[str, list[str]] = {}
@@ -138,7 +144,7 @@ def trees_in(history: History) -> dict[str, list[str]]:
 
 
 def tree_notes(history: History) -> list[str]:
-    """Notes: which trees exist, and for each one whose structure changed, which source holds which steps."""
+    """Notes: which trees exist, which are joined, and for each one whose structure changed, which source holds what."""
     trees = trees_in(history)
     shown = section_of(main_source(history))[0] if trees else ""
     other_trees = [tree for tree in trees if tree != shown]
@@ -147,7 +153,12 @@ def tree_notes(history: History) -> list[str]:
         f"{len(trees)} trees are measured. {shown!r} is shown first; inspector.render(name) shows another: "
         f"{', '.join(map(repr, other_trees[:MOST_PRINTED]))}{more}."
     ]
-    return tree_list[: len(other_trees)] + [
+    joined = [tree for tree, names in trees.items() if _is_joined(history, names[-1])]
+    joined_note = (
+        f"{', '.join(joined[:MOST_PRINTED])}: norms are joined over the members of a vmap. "
+        'GradientInspector(members="each") shows a row for each member.'
+    )
+    return [*tree_list[: len(other_trees)], *[joined_note][: len(joined)]] + [
         f"{tree}: leaves were added, removed or reshaped, so it is {len(names)} trees: "
         + ", ".join(f"{name!r} (steps {_first_step(history, name):,} to {history.last(name)[0]:,})" for name in names)
         + ". The last one is shown; inspector.render(name) shows another."
