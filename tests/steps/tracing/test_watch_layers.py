@@ -165,6 +165,17 @@ def test_what_is_scanned_over_is_found_at_any_depth():
     assert [found.get(v) for v in jaxpr.invars] == [0, 1, None, None]
 
 
+def test_weights_that_are_masked_and_normalized_before_a_scan_have_layers_and_added_positions_have_none():
+    def f(weights, scales, position, mask):
+        masked = jax.vmap(lambda w: jnp.where(mask, w, 0.0))(weights)
+        normed = scales * masked / jnp.linalg.norm(masked, axis=1, keepdims=True)
+        return jnp.sum(lax.map(jnp.sum, normed)) + jnp.sum(lax.map(jnp.sum, normed + position))
+
+    jaxpr = jax.make_jaxpr(f)(*(jnp.ones((3, 2)),) * 3, jnp.ones(2, bool)).jaxpr
+    found = scanned_in(jaxpr)
+    assert [found.get(v) for v in jaxpr.invars] == [0, 0, None, None]
+
+
 def test_what_is_gathered_from_devices_before_it_is_scanned_over_is_found():
     def f(longer, new):
         longer, new = lax.all_gather(longer, "i", axis=1, tiled=True), lax.all_gather(new, "i", axis=0)

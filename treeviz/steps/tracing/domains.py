@@ -427,6 +427,11 @@ class AxesOf(Protocol):
     def __call__(self, source: MeasuredTree, scanned: Axes, why_not: WhyNot, /) -> Axes: ...
 
 
+# How weights are masked and normalized before a scan, and which operands are the weights. Sums are left out: positions
+# that are added to what is scanned over time are no layers.
+_MASKS = {"mul": slice(2), "div": slice(1), "select_n": slice(1, None)}
+
+
 def scanned_in(jaxpr: Any) -> dict[Any, int]:
     """The variables of a jaxpr that a scan in it, at any depth, takes apart; and the axis along which it does."""
     return _scanned(open_jaxpr(jaxpr), {})
@@ -447,6 +452,10 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
         elif name in GATHERS and eqn.outvars[0] in found:
             axis, new = found[eqn.outvars[0]], None if eqn.params["tiled"] else eqn.params["all_gather_dimension"]
             add(eqn.invars[0], None if axis == new else axis - (new is not None and new < axis))
+        elif name in _MASKS and eqn.outvars[0] in found:
+            for operand in eqn.invars[_MASKS[name]]:
+                if operand.aval.shape == eqn.outvars[0].aval.shape:
+                    add(operand, found[eqn.outvars[0]])
         if name == SCAN:
             for x in scan_parts(eqn, eqn.invars).xs:
                 add(x, 0)
