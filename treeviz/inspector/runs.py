@@ -237,6 +237,7 @@ class Runs:
     def headline_notes(self, source: str | None) -> list[str]:
         """Notes for the headline of a view: which gradient is shown, and whether measuring changes bits."""
         self._recorder.flush()
+        self._wait_compared()
         history = self._recorder.history
         tree = section_of(source or (main_source(history) if history else ""))[0]
         labels = {
@@ -251,6 +252,7 @@ class Runs:
     @property
     def notes(self) -> list[str]:
         """What is not measured, and why; which of several runs or trees is shown; damage in a loaded file."""
+        self._wait_compared()
         history = self._recorder.history
         steps = [*self]
         notes = [
@@ -266,8 +268,13 @@ class Runs:
         """Read all measurements; waits for running steps."""
         self.sampled.search(wait=True)
         self._recorder.flush()
+        self._wait_compared()
         if self._recorder.history and self.sampled.explain(self._recorder.history):
             self._recorder.flush()
+
+    def _wait_compared(self) -> None:
+        for watched in self:
+            watched.wait_compared()
 
     def _all(self) -> list[_Step]:
         return [step for steps in self._steps.values() for step in steps]

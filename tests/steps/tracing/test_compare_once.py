@@ -100,6 +100,37 @@ def test_the_view_and_the_text_of_an_inspector_say_that_bits_change(changes_bits
     assert "4 of 4 elements differ" in repr(inspector)
 
 
+def test_a_difference_that_begins_late_is_found_at_a_call_four_times_as_far(monkeypatch):
+    """As in a PINN, in which numbers differ from call 30 on."""
+    compare, at = compare_once.compare, []
+
+    def late(left, right):
+        at.append(watched.newest + 1)
+        return compare(left, right if len(at) < 4 else jax.tree.map(lambda a: a + 1, right))
+
+    monkeypatch.setattr(compare_once, "compare", late)
+    watched = watch(jax.jit(update), Recorder())
+    train(watched, 16 * AT_CALL + 1)
+    assert at == [AT_CALL, AT_CALL + 1, 4 * AT_CALL, 16 * AT_CALL] and len(watched.notes) == 1
+
+
+def test_a_note_is_there_at_the_next_print_and_the_call_was_compared_though_the_step_was_not_compiled(changes_bits):
+    inspector = tv.GradientInspector()
+    watched, params = inspector.watch(jax.jit(update)), x + 0
+    for _ in range(AT_CALL):
+        params, _ = watched(params, x)
+    assert "measuring changes bits. Of 2 results 1 differ" in " ".join(repr(inspector).split())
+
+
+def test_auto_compares_the_first_call(changes_bits):
+    inspector = tv.GradientInspector()
+    watched, params = inspector.watch(jax.jit(update), exact="auto"), np.array(x)
+    watched(params, x)
+    params[:] = 0  # the comparison has its own copy
+    inspector.flush()
+    assert watched.changes_bits or "From now on the untouched step runs" in watched.notes[0]
+
+
 def test_both_programs_of_a_run_with_histograms_are_compared(n_runs):
     watched = watch(jax.jit(update), Recorder(), heavy_every=2)
     train(watched, 2 * AT_CALL + 4)
@@ -248,14 +279,13 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
             assert len(seen.steps) == AT_CALL + 2 and watched.compared is None
 
 
-def test_the_comparison_keeps_no_array_and_no_program():
+def test_the_comparison_keeps_no_array():
     watches = []  # held, as what they hold counts
 
     def n_arrays_after_run():
         watches.append(watched := watch(jax.jit(update, donate_argnums=0), lambda *_: None))
         train(watched, AT_CALL + 3)
         assert watched.compared
-        assert watched._programs.comparison is None
         gc.collect()
         return len(jax.live_arrays())
 

@@ -193,7 +193,7 @@ def _is_all_zero(x: Any) -> bool:
 
 def copy_array(x: Any) -> Any:
     if not isinstance(x, jax.Array):
-        return x
+        return x.copy() if isinstance(x, np.ndarray) else x  # a loader may fill it anew
     if jax.__version_info__ < (0, 10) or not lies_on_host(x):
         return x.copy()
     with jax.transfer_guard_device_to_device("allow"):
@@ -362,10 +362,11 @@ def options_of_thread() -> list[Any]:
     return [getattr(jax.config, name, None) for name in names]
 
 
-# Compare the step and the instrumented step once during a run, on the user's own arguments.
+# Compare the step and the instrumented step during a run, on the user's own arguments.
 
 AT_CALL = 16  # of an instrumented step: by then the optimizer's moments are warm, and short trials have ended
-N_CALLS = 4  # that are compared, since the last digit of a number may differ in every second one
+N_CALLS = 4  # that are then compared, since the last digit of a number may differ in every second one
+GROWTH = 4  # then one call is compared at 64, 256, 1,024 …: some numbers differ only later in a run
 MOST_BYTES = 1 << 30  # on one device, for copies of what the loop donates, or that are compared
 
 Compiled = Callable[..., Any]
@@ -377,12 +378,12 @@ def bytes_for_copies() -> float:
     return min(MOST_BYTES, stats.get("bytes_limit", math.inf) - stats.get("peak_bytes_in_use", 0))
 
 
-class CompareOnce:
-    """Compares each instrumented step with the step itself, in four of the user's calls.
+class Comparison:
+    """Compares each instrumented step with the step itself, in some of the user's calls.
 
     Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
-    return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it before,
-    from the traced program of the instrumented step, while the loop goes on.
+    return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it from
+    the traced program of the instrumented step, while the loop goes on, and then compares that call.
 
     What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
     a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
@@ -390,6 +391,7 @@ class CompareOnce:
     Args:
       plain: The traced program of the instrumented step; None: the loop also runs the step itself.
       tell: Gets the result, or the size of copies that are too large, in bytes; from any thread.
+      is_urgent: Compare the first call, too.
     """
 
     def __init__(
@@ -399,13 +401,16 @@ class CompareOnce:
         instrumented_steps: Sequence[Callable],
         plain: PlainProgram | None,
         tell: Callable[[Verification | int], None],
+        is_urgent: bool = False,
     ) -> None:
         self._jitted, self._options, self._tell = jitted, options, tell
         self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
         self._program = plain
-        self._n_calls = {id(step): 0 for step in instrumented_steps}  # without steps that have been compared
-        self._n_compared: Counter[int] = Counter()
+        self._n_calls = {id(step): 0 for step in instrumented_steps}  # none any more, once it has ended
+        self._due = dict.fromkeys(self._n_calls, 1 if is_urgent else AT_CALL)  # the next call that is compared
+        self._n_compared: Counter[int] = Counter()  # from AT_CALL on
         self._is_compiling = False
+        self._threads: list[threading.Thread] = []
 
     def stop(self) -> None:
         self._n_calls, self._plain = {}, None
@@ -418,22 +423,44 @@ class CompareOnce:
 
     def is_due(self, instrumented_step: Callable) -> bool:
         """Count a call of an instrumented step; returns whether `run` shall call it."""
-        n = self._n_calls.get(id(instrumented_step))
-        if n is None:
-            return False
-        self._n_calls[id(instrumented_step)] = n = n + 1
-        return n >= AT_CALL
+        step = id(instrumented_step)
+        if step in self._n_calls:
+            self._n_calls[step] += 1
+        return step in self._n_calls and self._n_calls[step] >= self._due[step]
+
+    def skip(self, instrumented_step: Callable) -> float:
+        """Count the calls before the next that is compared, and return after how many calls that comes."""
+        step = id(instrumented_step)
+        if step not in self._n_calls:
+            return math.inf
+        n = max(self._due[step] - self._n_calls[step], 1)
+        self._n_calls[step] += n - 1
+        return n
+
+    def wait(self) -> None:
+        """Wait until the calls so far have been compared."""
+        for thread in [*self._threads]:
+            thread.join()
 
     def run(self, instrumented_step: Callable, /, *args: Any, **kwargs: Any) -> Any:
         """Call an instrumented step, and compare its results. Raises the errors of the step, not of the comparison."""
         copies = self._tried(lambda: self._copies(args, kwargs))
         out, measurement = instrumented_step(*args, **kwargs)
-        if copies is not None:
-            self._n_compared[id(instrumented_step)] += 1
-            if self._n_compared[id(instrumented_step)] >= N_CALLS:
-                self._n_calls.pop(id(instrumented_step), None)
-            self._tried(lambda: self._compare(copies, out, args, kwargs))
+        if copies is not None and not self.has_ended:  # a step that was now traced may have effects
+            self._schedule(id(instrumented_step))
+            self._tried(lambda: self._compare(id(instrumented_step), copies, out, args, kwargs))
         return out, measurement
+
+    def _schedule(self, step: int) -> None:
+        """Choose the next call that is compared, after this one."""
+        n = self._n_calls.get(step, 0)
+        if n < AT_CALL:
+            self._due[step] = AT_CALL
+            return
+        self._n_compared[step] += 1
+        self._due[step] = n + 1 if self._n_compared[step] < N_CALLS else AT_CALL
+        while self._due[step] <= n:
+            self._due[step] *= GROWTH
 
     def _tried(self, function: Callable[[], Any]) -> Any:
         try:
@@ -443,18 +470,18 @@ class CompareOnce:
 
     def _copies(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """The arguments for the second run; None as long as it cannot be."""
-        if self._plain is None and self._is_compiling:
+        if self._plain is None and self._is_compiling:  # for a call that is compared when it is compiled
             return None
         leaves = jax.tree.leaves((args, kwargs))
+        if jax.process_count() > 1:
+            self.stop()
+            return None
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-        if disabled or jax.process_count() > 1 or any_traced(leaves):
+        if disabled or any_traced(leaves):
             return None
         if not self._has_room(3 * _n_bytes(leaves)):  # of the arguments, and of both results
             return None
-        if self._plain is None:
-            self._compile(args, kwargs)
-            return None
-        if self._jitted.changes_arguments or self._options.donates:
+        if self._plain is None or self._jitted.changes_arguments or self._options.donates:
             return self._jitted.copied((args, kwargs), copy_array)
         return args, kwargs
 
@@ -465,26 +492,35 @@ class CompareOnce:
         self._tell(n_bytes)
         return False
 
-    def _compare(self, copies: Any, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        assert self._plain is not None
+    def _compare(self, step: int, copies: Any, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if not self._has_room(2 * _n_bytes(jax.tree.leaves(out))):
             return
-        expected = self._plain(*copies[0], **copies[1])
-        got = out
-        if self._jitted.changes_arguments:
-            expected, got = (expected, copies), (out, (args, kwargs))
-        got = self._jitted.copied(got, copy_array)  # since the next step may donate it
+        changes = self._jitted.changes_arguments
+        got = self._jitted.copied((out, (args, kwargs)) if changes else out, copy_array)  # the next step may donate it
+        if self._plain is None:
+            self._compile(*copies)
+        compiling = [] if self._plain is not None else [*self._threads]
+        expected = [] if compiling else [self._results(copies)]
+        options = options_of_thread()
 
         def compare_() -> None:
+            for thread in compiling:
+                thread.join()
+            if compiling and (self._plain is None or options_of_thread() != options):
+                self._n_compared[step] -= 1  # this thread would run it otherwise: a later call is compared
+                return
             with jax.transfer_guard("allow"):
-                found = compare(expected, got)
+                found = compare(expected.pop() if expected else self._results(copies), got)
+            self._tell(found)
             if not found:
                 self.stop()
-            self._tell(found)
 
         self._start(compare_)
-        if not self._n_calls:
-            self.stop()
+
+    def _results(self, copies: Any) -> Any:
+        assert self._plain is not None
+        results = self._plain(*copies[0], **copies[1])
+        return (results, copies) if self._jitted.changes_arguments else results
 
     def _compile(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self._is_compiling, program, self._program = True, self._program, None
@@ -512,7 +548,9 @@ class CompareOnce:
 
     def _start(self, work: Callable[[], None]) -> None:
         # Python waits for this thread at its end: XLA must not be at work then.
-        threading.Thread(target=lambda: self._tried(work), name="treeviz comparison").start()
+        thread = threading.Thread(target=lambda: self._tried(work), name="treeviz comparison")
+        self._threads = [*(before for before in self._threads if before.is_alive()), thread]
+        thread.start()
 
 
 class _Escape(Exception):

@@ -28,7 +28,7 @@ from treeviz.steps.tracing.jitted import (
 from treeviz.steps.tracing.processes import ProcessConsensus
 from treeviz.steps.tracing.unread import tested_with, why_not_measured
 from treeviz.steps.tracing.verify import (
-    CompareOnce,
+    Comparison,
     CompileAhead,
     InstrumentedStepFailed,
     PlainProgram,
@@ -90,7 +90,7 @@ class InstrumentedPrograms:
       is_single: One program inspects all calls, without a second run.
       comparison: Compares the results with those of the step itself, once; None if there is nothing to compare.
       ahead: Compiles the step itself while a program is compiled; None if that is not needed.
-      fixed: The program that inspects all further calls; None: ask `of` at each call.
+      fixed: The program that inspects all further calls before `fixed_until`; None: ask `of` at each call.
     """
 
     def __init__(
@@ -110,13 +110,16 @@ class InstrumentedPrograms:
         self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.is_single = self._heavy is None and not self.is_exact
         self.fixed: Callable | None = None
-        self.comparison: CompareOnce | None = None
+        self.fixed_until = math.inf
+        self.comparison: Comparison | None = None
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
         if not self.is_exact:
             used = [
                 program for program, every in ((self._light, settings.every), (self._heavy, 1)) if program and every
             ]
-            self.comparison = CompareOnce(jitted, self._options, used, self._plain, on_compared)
+            self.comparison = Comparison(
+                jitted, self._options, used, self._plain, on_compared, settings.exact == "auto"
+            )
 
     def of(self, number: int) -> Callable | None:
         """The program that inspects this call, or what also compares it with the step itself; None if there is none."""
@@ -133,6 +136,13 @@ class InstrumentedPrograms:
             self.comparison = None
             return program
         return functools.partial(comparison.run, program) if comparison.is_due(program) else program
+
+    def fix(self, program: Callable, number: int) -> None:
+        """Let this program inspect the calls from this one on, until the next that is compared."""
+        self.fixed = None
+        if self.is_single and program is self._light:
+            n = math.inf if self.comparison is None else self.comparison.skip(program)
+            self.fixed, self.fixed_until = program, number + n * self._settings.every
 
     def _of_run(self, statistics: tuple[str, ...], updates: bool, samples_params: bool = False) -> Callable:
         if not self.is_exact:
@@ -333,7 +343,7 @@ class Watched:
         programs = self._programs
         if programs is None or jax_private.now_seeing() is not None:  # within another watched step, which sees them
             return self._run_plain(*args, **kwargs)
-        if (program := programs.fixed) is None:
+        if (program := programs.fixed) is None or number >= programs.fixed_until:
             if (program := self._program_of(programs, number, args, kwargs)) is None:
                 return self._run_plain(*args, **kwargs)
             if programs.is_exact:
@@ -357,8 +367,8 @@ class Watched:
             programs.ahead = None
         if self._before is not None and not any_traced(jax.tree.leaves((args, kwargs))):
             self._before(number, lambda: programs.jitted.copied((args, kwargs), copy_array))
-        if self._before is None and self._consensus is None and programs.comparison is None and programs.is_single:
-            programs.fixed = program
+        if self._before is None and self._consensus is None:
+            programs.fix(program, number)
         return program
 
     def _run_apart(self, jitted: JittedStep, program, number: int, args, kwargs):
@@ -469,6 +479,12 @@ class Watched:
             f"{self._name}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
             f"those of the step itself for the same arguments: {found.differences[0]}. {what_now}"
         )
+
+    def wait_compared(self) -> None:
+        """Wait for the comparisons of calls that were made."""
+        programs = self._programs
+        if programs is not None and programs.comparison is not None:
+            programs.comparison.wait()
 
     def jitted_of(self, info: Any) -> JittedStep | None:
         """The step, if `info` is JAX's record of its options."""
