@@ -293,6 +293,29 @@ def test_a_gguf_file_that_is_damaged_or_made_to_harm_is_one_line(tmp_path, data,
     assert message in str(error.value)
 
 
+def test_the_metadata_of_a_gguf_file_is_skipped_without_a_call_of_the_system_for_each_value(tmp_path):
+    pytest.importorskip("gguf")
+    from treeviz.integrations.gguf import _Header
+
+    values = struct.pack("<IQ", 0, 0) * 1000 + struct.pack("<IQ", 0, 10**6) + bytes(10**6)  # arrays of bytes
+    metadata = struct.pack("<Q", 1) + b"t" + struct.pack("<IIQ", 9, 9, 1001) + values
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + metadata)
+    calls = []
+
+    class File(io.FileIO):
+        def tell(self):
+            calls.append("tell")
+            return super().tell()
+
+        def readinto(self, buffer):
+            calls.append(len(buffer))
+            return super().readinto(buffer)
+
+    with io.BufferedReader(File(tmp_path / "m.gguf")) as file:
+        assert _Header(file).tensors()[0] == []
+    assert len(calls) < 30
+
+
 def test_a_library_that_is_missing_is_named_with_what_installs_it(tmp_path, monkeypatch):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     (tmp_path / "m.pt").write_bytes(npz_of({"archive/data.pkl": b""}))

@@ -25,6 +25,7 @@ _MOST_TENSORS = 1_000_000
 _MOST_VALUES = 1_500_000  # in the metadata; most are words of a vocabulary
 _LONGEST_NAME = 10_000  # bytes
 _MOST_AXES = 8
+_AT_ONCE = 4096  # bytes
 _SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value in the header, by its type
 _UINT32, _TEXT, _ARRAY = 4, 8, 9
 _PLAIN: dict[str, Any] = {
@@ -194,6 +195,9 @@ class _Header:
         return data
 
     def _skip(self, n: int) -> None:
+        if n <= _AT_ONCE:  # `tell` and `seek` would ask the system, which takes ten times as long
+            self._read(n)
+            return
         position = self._file.tell()
         if n > self._size - position:
             raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - position:,} are there")
