@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mutated_files
 import numpy as np
 import pytest
 
@@ -83,6 +84,30 @@ def test_a_folder_of_orbax_is_the_tree_that_was_saved(orbax, tmp_path, options):
     metadata = (path / "_METADATA").read_text()  # of a release that does not store chunks of zeros
     (path / "_METADATA").write_text(metadata.replace('"store_array_data_equal_to_fill_value": true', '"other": true'))
     assert not np.asarray(read(path)["np"]).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "message"),
+    [
+        ([9 * 10**8], [9 * 10**8], "it would have 3,600,000,000 bytes in chunks of (900000000,), and its files have"),
+        ([10**6, 900], [1, 1], "it would have 3,600,000,000 bytes in chunks of (1, 1), and its files have"),
+        ([3], [10**9], "it would have 4,000,000,000 bytes in chunks of (1000000000,), and its files have"),
+        ([3, 2], [3, 2], "0.0 in it is no file"),
+    ],
+    ids=str,
+)
+def test_values_that_the_files_of_a_checkpoint_cannot_hold_are_not_read(tmp_path, shape, chunks, message):
+    mutated_files.zarr(tmp_path)
+    header, values = tmp_path / "zarr/a/.zarray", tmp_path / "zarr/a/0.0"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"shape": shape, "chunks": chunks}))
+    values.unlink()
+    if message.endswith("no file"):
+        os.mkfifo(values)
+    else:
+        with open(tmp_path / "zarr/a/hole", "wb") as file:
+            file.truncate(1 << 40)
+    (row,) = treeviz.render(read(tmp_path / "zarr"), stats=True).table.leaves
+    assert row.notes[0].text.startswith(f"could not be read: ValueError: {message}")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,6 +6,7 @@ Orbax itself would open each array to get its shape.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -41,6 +42,9 @@ _MOST_HEADER = 1_000_000  # bytes of the metadata of an array
 _AT_ONCE = 1_000  # concurrent reads
 _READ_S = 60  # the longest wait for the file system
 _CACHE = 128 << 20  # bytes of decoded chunks; a large chunk is read from it in parts
+_MOST_ALWAYS = 64 << 20  # bytes of values of an array, in a checkpoint of any size
+_MOST_PACKED = 33_000  # bytes of values for a byte in the files: zstd writes 128 KiB of zeros in 4 bytes
+_MOST_CHUNKS = 10_000  # of an array, in a checkpoint of any size
 HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # header file -> driver of TensorStore
 
 
@@ -104,9 +108,8 @@ class Headers:
                 yield name, read_bounded(path, _MOST_HEADER)
 
     def _database(self) -> Any:
-        for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
-            if not path.is_file():  # TensorStore would wait for a pipe
-                raise ValueError(f"{visible(path.name, 100)} in it is no file")
+        for _ in self._database_files():  # are files
+            pass
         return _tensorstore().KvStore.open(self._kvstore(), context=self._context()).result(_READ_S)
 
     def _read_manifest(self) -> bytes:
@@ -132,7 +135,34 @@ class Headers:
         array = _tensorstore().open(spec, open=True, read=True, context=self._context()).result(_READ_S)
         if tuple(array.shape) != stored.shape or array.dtype.numpy_dtype != stored.dtype:
             raise ValueError("the array in the checkpoint is another now")
+        self._check_size(array, stored)
         return array
+
+    def _check_size(self, array: Any, stored: Stored) -> None:
+        """Raise a ValueError if the values take more time or memory than those in files of this size can take."""
+        files = self._database_files() if self.has_database else self._files_of(stored.name)
+        n_stored = sum(_n_on_disk(path) for path in files)
+        chunk = array.chunk_layout.read_chunk.shape or stored.shape  # None for a scalar
+        n_chunks = math.prod(-(-size // n) for size, n in zip(stored.shape, chunk, strict=True) if n)
+        n_bytes = n_chunks * math.prod(chunk) * stored.dtype.itemsize
+        if n_bytes > _MOST_ALWAYS + _MOST_PACKED * n_stored or n_chunks > _MOST_CHUNKS + n_stored:
+            raise ValueError(
+                f"it would have {n_bytes:,} bytes in chunks of {tuple(chunk)}, and its files have {n_stored:,}"
+            )
+
+    def _database_files(self) -> Iterator[Path]:
+        for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
+            if not path.is_file():  # TensorStore would wait for a pipe
+                raise ValueError(f"{visible(path.name, 100)} in it is no file")
+            yield path
+
+    def _files_of(self, name: str) -> Iterator[Path]:
+        """The files of an array that has its own folder."""
+        for folder, _, names in os.walk(self._folder / name):
+            for path in map(Path(folder).joinpath, names):
+                if not path.is_file():
+                    raise ValueError(f"{visible(path.name, 100)} in it is no file")
+                yield path
 
 
 class _Values(NamedTuple):
@@ -154,6 +184,12 @@ class _Values(NamedTuple):
         n_rows = n_together if n_together * n_bytes > _CACHE else max(1, CHUNK // n_bytes)
         for i in range(0, stored.shape[0], n_rows):
             yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
+
+
+def _n_on_disk(path: Path) -> int:
+    """The bytes that a file takes on the disk. It may have a hole, and say that it is larger."""
+    status = path.stat()
+    return min(status.st_size, max(512 * getattr(status, "st_blocks", 1 << 54), 4096))
 
 
 def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ...], np.dtype]:
