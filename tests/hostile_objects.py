@@ -50,6 +50,23 @@ def _metaclass(**methods: Any) -> Any:
     return type.__new__(type("Meta", (type,), methods), "OfMeta", (), {})()
 
 
+def _class_of_meta(*bases: type, hash_of: Any = lambda cls: hash(dict)) -> type:
+    """A class that cannot be compared with another one."""
+    return type.__new__(type("Meta", (type,), {"__eq__": boom, "__hash__": hash_of}), "OfMeta", bases, {})
+
+
+def _node_of_meta() -> Any:
+    cls = _class_of_meta(Node, hash_of=type.__hash__)
+    tree_util.register_pytree_node(cls, lambda node: ((node.child,), None), lambda _, kids: cls(*kids))
+    return cls(1.0)
+
+
+def _without_equality(*values: Any) -> list[Any]:
+    return [
+        type("Unequal", (type(value),), {"__eq__": boom, "__ne__": boom, "__hash__": boom})(value) for value in values
+    ]
+
+
 class _Recursive:
     def __repr__(self) -> str:
         return repr(self)
@@ -241,6 +258,12 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "raises from the metaclass's __instancecheck__": lambda: [
         _metaclass(__instancecheck__=boom, __subclasscheck__=boom)
     ],
+    "classes that cannot be compared": lambda: [
+        _class_of_meta(),
+        *(_class_of_meta(of)() for of in (object, str, float)),
+    ],
+    "keys and a node of such classes": lambda: [{_class_of_meta(): 1.0}, {_class_of_meta()(): 1.0}, _node_of_meta()],
+    "numbers and texts that cannot be compared": lambda: _without_equality(1, 1.5, float("nan"), "a"),
     "a metaclass as a leaf": lambda: [type(_metaclass(__repr__=boom)), type(type(_metaclass(__repr__=boom)))],
     "recursive repr": _Recursive,
     "claims to be an array": lambda: [_Lies(), _AnyAttribute(), mock.MagicMock(), mock.call, mock.call.a.b(1)],

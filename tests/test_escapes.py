@@ -109,6 +109,28 @@ def test_a_tap_and_the_name_of_a_step_are_harmless():
     assert all(map(str.isprintable, inspector.history.sources)) and is_harmless(repr(inspector))
 
 
+def test_the_names_of_a_step_and_of_its_arguments_are_harmless_where_its_compilations_are_told(caplog):
+    class Key(str):
+        def __repr__(self):
+            return EVIL[:-1]  # JAX takes no surrogate
+
+        __lt__ = str.__lt__
+
+    def step(x):
+        return x
+
+    step.__name__ = step.__qualname__ = EVIL[:-1]
+    jitted = jax.jit(step)
+    watched = treeviz.watch_compiles(jitted)
+    for n in (1, 2):
+        watched({Key("w"): jnp.ones(n)})
+    with pytest.raises(TypeError) as error:
+        treeviz.watch_compiles(step)
+    texts = [treeviz.forecast(jitted, {Key("w"): 1}), watched.compiles, error.value, *caplog.messages]
+    assert len(watched.compiles) == 2 and len(caplog.messages) >= 1
+    assert all(is_harmless(str(text)) for text in texts)
+
+
 def test_a_measurement_and_its_sources_are_harmless():
     measurement = treeviz.measure(**{EVIL: {EVIL: jnp.ones(2)}})
     assert is_harmless(repr(measurement))

@@ -124,15 +124,32 @@ print(json.dumps([treeviz.__file__, *small, many, with_statistics, len(packed_te
     assert series < 18_000
 
 
-def test_jax_private_modules_are_touched_in_one_file_at_most():
-    def touches(path: Path) -> bool:
-        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+@pytest.fixture(scope="module")
+def syntax() -> list[tuple[str, list[ast.AST]]]:
+    """The nodes of each file of the package."""
+    return [(path.name, list(ast.walk(ast.parse(path.read_text("utf-8"))))) for path in ROOMS.rglob("*.py")]
+
+
+def test_jax_private_modules_are_touched_in_one_file_at_most(syntax):
+    def touches(nodes: list[ast.AST]) -> bool:
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         attributes = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
         return any(module.startswith("jax._src") for module in modules) or "_src" in attributes
 
-    assert len([path.name for path in ROOMS.rglob("*.py") if touches(path)]) <= 1
+    assert len([file for file, nodes in syntax if touches(nodes)]) <= 1
+
+
+def test_no_code_of_a_metaclass_or_a_key_runs_unguarded(syntax):
+    """That of `type(x) in classes` and `jax.tree_util.keystr`: use `is_any` and `treeviz.tree.keys.keystr`."""
+
+    def runs_it(node: ast.AST) -> bool:
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            return isinstance(node.left, ast.Call) and getattr(node.left.func, "id", "") == "type"
+        is_keystr = isinstance(node, ast.Attribute) and node.attr == "keystr"
+        return is_keystr and "tree_util" in (getattr(node.value, "id", ""), getattr(node.value, "attr", ""))
+
+    assert [f"{file}:{node.lineno}" for file, nodes in syntax for node in nodes if runs_it(node)] == []
 
 
 @pytest.mark.parametrize("asset", ASSETS, ids=lambda path: path.name)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hostile_objects import HOSTILE
 from sample_trees import SAMPLES
 
 import treeviz
@@ -142,6 +143,18 @@ def test_the_plain_rows_of_a_page_say_what_the_text_says(name):
     for summary in view.table.headline:
         assert summary in plain
         assert summary in view.text()
+
+
+@pytest.mark.parametrize("name", ["a flatten that raises", *(name for name in HOSTILE if "10 MB" not in name)])
+def test_every_hostile_tree_can_be_checked_compared_and_laid_over_another(name):
+    tree, other = SAMPLES[name](), {"a": np.ones(3), "b": [np.ones(2)]}
+    said = [treeviz.check(tree), treeviz.explain_map(tree, SAMPLES[name]())]
+    for pair in ((tree, other), (other, tree)):
+        said += [treeviz.diff(*pair), treeviz.explain_map(*pair), treeviz.stackable(pair)]
+    for use in ("in_axes", "out_axes", "shardings", "mask", "labels"):
+        views = [treeviz.overlay(tree, of, use=use) for of in (other, tree)]
+        said += [*views, *(view.differences for view in views)]
+    assert all(line.isprintable() for text in map(str, said) for line in text.split("\n"))
 
 
 @every_sample

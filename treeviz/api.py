@@ -348,8 +348,8 @@ def check(
 
     Problems are arrays that JAX cannot see, arrays and NaN in static fields, cycles, repeated keys, deleted arrays,
     arrays on different devices, leaves that JAX does not accept, odd dtypes, shared objects and more. `finding.about`
-    and `treeviz check --explain T101` explain a rule. Runs no user code except flatten functions and `hash` of static
-    data, guarded; reads no values. Takes 1.2 to 3 times as long as `walk`.
+    and `treeviz check --explain T101` explain a rule. Runs no user code except flatten functions, `hash` of static
+    data, and `repr` of keys and static data, guarded; reads no values. Takes 1.2 to 3 times as long as `walk`.
 
     Args:
       tree: Any pytree; see `walk`.

@@ -279,7 +279,7 @@ def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = N
 
     As in JAX, a leaf of the first tree matches any subtree of the others, and the values of leaves do not matter. JAX
     reports only one mismatch, and not always the right leaf (jax#39297). Takes about 1 µs per leaf of each tree. No
-    values are read, and no user code runs except flatten functions and comparisons of static data.
+    values are read, and no user code runs except flatten functions, and `==` and `repr` of keys and static data.
 
     Returns:
       A list of `Difference`, which is empty exactly if `jax.tree.map` would call the function.

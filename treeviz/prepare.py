@@ -17,7 +17,7 @@ from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import class_name, value_text
+from treeviz.tree.text import class_name, is_any, value_text
 
 if TYPE_CHECKING:
     from treeviz.analysis.user_columns import LeafFunction
@@ -157,7 +157,7 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
       TypeError: A keyword is a flag, a number or a string and thus not a tree, or is given twice.
     """
     for name, tree in trees.items():
-        if type(tree) in (bool, int, str):
+        if is_any(type(tree), (bool, int, str)):
             near = difflib.get_close_matches(name, (*_OPTIONS, *_MORE_OPTIONS[caller]), n=1)
             raise TypeError(
                 f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
@@ -177,7 +177,7 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
 
 def check_flag(name: str, value: Any) -> None:
     """Raise a TypeError if a tree was given for a boolean option."""
-    _check(name, "True or False", type(value) in (bool, int, type(None)))
+    _check(name, "True or False", is_any(type(value), (bool, int, type(None))))
 
 
 def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked: Any = ()) -> None:

@@ -23,6 +23,7 @@ from treeviz.tree.files.arrays import (
     read_shards,
 )
 from treeviz.tree.files.entries import LoadError, mode_of, nested, with_scales, without_repeats
+from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.text import error_text, visible
@@ -50,7 +51,7 @@ def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
         if not has_shape and not isinstance(leaf, _NUMBERS):
             filled.append(leaf)
             continue
-        path_text, stored = jax.tree_util.keystr(path), next(rest, None)
+        path_text, stored = keystr(path), next(rest, None)
         shape = tuple(leaf.shape) if has_shape else ()
         if stored is None or stored.shape != shape:
             has = "nothing more" if stored is None else f"the shape {stored.shape}"

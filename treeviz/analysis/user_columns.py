@@ -14,7 +14,7 @@ from treeviz.analysis.facts import whole_numbers
 from treeviz.tree.facts import Column, Format, Rollup
 from treeviz.tree.query.find import ALIASES, ROW_FIELDS, VALUE_STATISTICS
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import error_text, function_name, guarded, has_base, value_text, visible
+from treeviz.tree.text import error_text, function_name, guarded, has_base, is_any, value_text, visible
 
 _N_TITLE = 40  # characters
 _NAMES = re.compile(r"[^a-z0-9_.-]+")
@@ -177,7 +177,7 @@ def _columns(
 ) -> list[Column]:
     wants_numbers = leaf_function.format in ("count", "bytes", "number") or leaf_function.rollup != "none"
     numeric = (int, float, bool) if wants_numbers else (int, float)
-    are_numbers = [type(result) in numeric for result in results]
+    are_numbers = [is_any(type(result), numeric) for result in results]
     if leaf_function.format == "label" or not any(are_numbers):
         return [_labels(table, rows, leaf_function, results, name, leaf_function.title)]
     numbers = [result if is_number else None for result, is_number in zip(results, are_numbers, strict=True)]

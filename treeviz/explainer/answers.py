@@ -34,8 +34,9 @@ from treeviz.explainer.frames import (
 )
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
+from treeviz.tree.keys import keystr
 from treeviz.tree.leaves import describe_sharding
-from treeviz.tree.text import guarded, value_text
+from treeviz.tree.text import guarded, is_any, value_text
 from treeviz.tree.walk import walk
 
 # Specs that do not match their trees: `vmap`, `pmap`, `shard_map`, shardings and placement.
@@ -83,7 +84,7 @@ def explain_vmap(calls: Calls) -> Answer:
     differences = apply_prefix(in_axes, args, use="in_axes").differences
     if not differences and kwargs:  # vmap maps keyword arguments along axis 0
         names = [*(f"[{i}]" for i in range(len(args))), "kwargs"]
-        specs = [*(in_axes if type(in_axes) in (tuple, list) else [in_axes] * len(args)), 0]
+        specs = [*(in_axes if is_any(type(in_axes), (tuple, list)) else [in_axes] * len(args)), 0]
         misfits = _spec_differences(_AxesOfArguments(), names, specs, [*args, kwargs])
         differences = Differences(misfit for misfit in misfits if misfit.kind in ("size", "axis"))
     return "in_axes does not fit the arguments", differences
@@ -156,7 +157,7 @@ def _with_none(specs: Any) -> Any:
     """Restores the None values that JAX replaced by a marker in dicts, lists and tuples."""
     if type(specs) is dict:
         return {key: _with_none(spec) for key, spec in specs.items()}
-    if type(specs) in (list, tuple):
+    if is_any(type(specs), (list, tuple)):
         return type(specs)(map(_with_none, specs))
     return None if type(specs).__name__ == "UnspecifiedValue" else specs
 
@@ -487,8 +488,7 @@ def _explain_transpose(calls: Calls) -> Answer:
     if like is None and inner is not None:
         return "", ()
     paths = [
-        tree_util.keystr(path)
-        for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
+        keystr(path) for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
     ]
     differences = [
         (path, difference) for path, part in zip(paths, parts, strict=True) for difference in map_mismatches(like, part)

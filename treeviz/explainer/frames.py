@@ -17,9 +17,9 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.integrations.hijax import describer_of_hijax
-from treeviz.tree.keys import MISSING, stored_attribute, stored_items
+from treeviz.tree.keys import MISSING, keystr, stored_attribute, stored_items
 from treeviz.tree.runtime import is_installed
-from treeviz.tree.text import array_text, class_name, guarded, module_name, value_text
+from treeviz.tree.text import array_text, class_name, guarded, is_any, module_name, value_text
 from treeviz.tree.walk import scan
 
 _MOST = 1_000  # frames
@@ -123,7 +123,7 @@ def is_of_python(frame: types.FrameType) -> bool:
 
 
 def leaves_of(tree: Any) -> list[tuple[str, Any]]:
-    return [(tree_util.keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
+    return [(keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def describe_value(leaf: Any) -> str:
@@ -220,10 +220,10 @@ def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
 def _arrays(error: BaseException) -> Iterator[tuple[str, Any]]:
     for name, tree in expression_values(error):
         table, nodes = scan(tree)  # the object may contain itself
-        keystr = table.keystrs()
+        keystr_of = table.keystrs()
         for row in np.flatnonzero(table.is_leaf).tolist():
             if isinstance(nodes[row], jax.Array):
-                yield name + keystr(row), nodes[row]
+                yield name + keystr_of(row), nodes[row]
 
 
 def _last_before(error: BaseException, is_inside: Callable[[types.FrameType], bool]) -> types.TracebackType | None:
@@ -279,6 +279,6 @@ def value_of(node: ast.AST, variables: Mapping[str, Any]) -> Any:
         return MISSING if owner is MISSING else stored_items(owner).get(node.attr, MISSING)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         owner = value_of(node.value, variables)
-        if type(owner) in _CONTAINERS:
+        if is_any(type(owner), _CONTAINERS):
             return guarded(lambda: owner[node.slice.value], lambda _: MISSING)  # type: ignore[union-attr]
     return MISSING

@@ -42,6 +42,7 @@ from treeviz.explainer.frames import (
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import compare_types, jit_type
 from treeviz.tree.files.arrays import read_eqx
+from treeviz.tree.keys import keystr
 from treeviz.tree.text import class_name
 from treeviz.tree.walk import scan
 
@@ -451,7 +452,7 @@ def _explain_equinox_restore(calls: Calls) -> Answer:
         differences = [Difference(path, *finding, tree=1, names=("tree", "file")) for path, finding in findings]
         return title, [difference for difference in differences if difference.kind in ("shape", "dtype")]
     leaves = [
-        (tree_util.keystr(path), _array_text(leaf))
+        (keystr(path), _array_text(leaf))
         for path, leaf in tree_util.tree_flatten_with_path(frame_vars["like"], is_leaf=frame_vars.get("is_leaf"))[0]
         if hasattr(leaf, "shape") or isinstance(leaf, _NUMBERS)
     ]
@@ -485,7 +486,7 @@ def _explain_labels(calls: Calls, tree: str) -> Answer:
         return "", ()
     labels, known = frame_vars["labels"], [*frame_vars["transforms"]]
     unknown = [
-        f"{tree_util.keystr(path) or 'the root'}: {describe_value(label)}: none of {', '.join(map(repr, known))}"
+        f"{keystr(path) or 'the root'}: {describe_value(label)}: none of {', '.join(map(repr, known))}"
         for path, label in tree_util.tree_flatten_with_path(labels)[0]
         if not any(label == known_label for known_label in known)
     ]
@@ -545,7 +546,7 @@ def _explain_optax_init(calls: Calls) -> Answer:
 
 def _explain_non_arrays(trees: dict[str, Any]) -> Answer:
     return "an optimizer takes arrays alone", [
-        f"{name}{tree_util.keystr(path)}: {describe_value(leaf)}: {remedy(leaf)}"
+        f"{name}{keystr(path)}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in tree_util.tree_flatten_with_path(tree)[0]
         if not is_array(leaf)

@@ -26,10 +26,10 @@ from treeviz.explainer.frames import (
     is_of_python,
     value_of,
 )
-from treeviz.tree.keys import MISSING, stored_attribute
+from treeviz.tree.keys import MISSING, keystr, stored_attribute
 from treeviz.tree.level import one_level
 from treeviz.tree.runtime import is_installed
-from treeviz.tree.text import class_name, guarded, has_base, mro
+from treeviz.tree.text import class_name, guarded, has_base, is_any, mro
 from treeviz.tree.walk import scan
 
 _MAPS = "tree_map", "tree_map_with_path"
@@ -77,7 +77,7 @@ def _mapped_leaf(
     map_vars: Mapping[str, Any], frame_vars: Mapping[str, Any], with_path: bool
 ) -> tuple[str, Sequence[Any]] | None:
     if with_path:
-        return tree_util.keystr(frame_vars["xs"][0]), frame_vars["xs"][1:]
+        return keystr(frame_vars["xs"][0]), frame_vars["xs"][1:]
     leaves, iterators = map_vars["leaves"], frame_vars[".0"].__reduce__()[1]
     n = len(leaves) - operator.length_hint(iterators[0]) - 1
     if leaves[n] is not frame_vars["xs"][0]:
@@ -96,7 +96,7 @@ def _path_of(n: int, node: Any, treedef: Any) -> str:
         (key,), node = one_level(node)[0][i]
         path.append(key)
         treedef = children[i]
-    return tree_util.keystr(tuple(path))
+    return keystr(tuple(path))
 
 
 def _package(file: str) -> str:
@@ -143,7 +143,7 @@ def _arguments(frame: types.FrameType) -> Iterator[Any]:
 def _arrays_of(values: Iterable[Any]) -> Iterator[Any]:
     """The arrays, also inside lists as in `jnp.concatenate`. Deeper trees, as in `jit`, have answers of their own."""
     for value in values:
-        for item in value if type(value) in (list, tuple) else (value,):
+        for item in value if is_any(type(value), (list, tuple)) else (value,):
             if guarded(lambda item=item: isinstance(item, jax.Array | np.ndarray), lambda _: False):
                 yield item
 
@@ -170,7 +170,7 @@ def _places(arrays: Mapping[int, Any], frames: Sequence[types.FrameType]) -> dic
             continue
         seen.add(id(value))
         # In a library, "args[0]" is a worse name than the function's own variable.
-        known = {*in_trees, *by_name} if is_of_library and type(value) in (tuple, list, dict) else in_trees.keys()
+        known = {*in_trees, *by_name} if is_of_library and is_any(type(value), (tuple, list, dict)) else in_trees.keys()
         for key, paths in _paths_in(value, wanted - known).items():
             in_trees[key] = name, paths
     in_trees = {**owner_places, **in_trees}
@@ -182,9 +182,9 @@ def _places(arrays: Mapping[int, Any], frames: Sequence[types.FrameType]) -> dic
 def _paths_in(tree: Any, wanted: set[int]) -> dict[int, list[str]]:
     table, nodes = scan(tree)
     rows = [row for row, node in enumerate(nodes) if id(node) in wanted] if len(nodes) > 1 else []
-    keystr, paths_by_id = table.keystrs(), {}
+    keystr_of, paths_by_id = table.keystrs(), {}
     for row in rows:
-        path = keystr(row)
+        path = keystr_of(row)
         path = next((path.removesuffix(end) for end in _VARIABLE_SUFFIXES if path.endswith(end)), path)
         paths_by_id.setdefault(id(nodes[row]), []).append(path)
     return paths_by_id
@@ -327,14 +327,14 @@ def _is_generated(method: Any) -> bool:
 
 
 def _describe_part(value: Any) -> str:
-    is_known = type(value) in _REMEDIES or isinstance(value, jax.Array | np.ndarray)
+    is_known = is_any(type(value), _REMEDIES) or isinstance(value, jax.Array | np.ndarray)
     return describe_value(value) if is_known else class_name(type(value))
 
 
 def _remedy(value: Any) -> str:
     if isinstance(value, jax.Array | np.ndarray):
         return "pass it as an argument that is not static"
-    if type(value) in _REMEDIES:
+    if is_any(type(value), _REMEDIES):
         return _REMEDIES[type(value)]
     name = class_name(type(value))
     if is_dataclass(type(value)):

@@ -24,6 +24,7 @@ from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.called import CalledSteps
 from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.runtime import computed_once
+from treeviz.tree.text import step_name
 
 _KINDS = ("frozen", "ratio", "underflow")
 
@@ -256,7 +257,7 @@ class Runs:
         history = self._recorder.history
         steps = [*self]
         notes = [
-            note if len(steps) == 1 or note.startswith("`") else f"`{getattr(step, '__name__', 'step')}`: {note}"
+            note if len(steps) == 1 or note.startswith("`") else f"`{step_name(step)}`: {note}"
             for step in steps
             for note in step.notes
         ]

@@ -29,7 +29,7 @@ from treeviz.tree.keys import stored_attribute
 from treeviz.tree.level import knows_child_keys
 from treeviz.tree.opaque import describe_function
 from treeviz.tree.runtime import PrivateName, why_missing
-from treeviz.tree.text import class_name, guarded, has_base, mro, value_text
+from treeviz.tree.text import class_name, guarded, has_base, is_any, mro, value_text
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # placeholder -> the expression that it stands for
 
@@ -96,7 +96,7 @@ def shared(node: Any) -> Description:
     pytree, where, get = (stored_attribute(node, name) for name in ("pytree", "where", "get"))
     source = guarded(lambda: get(_Path("pytree")), lambda _: None)
     placeholders = guarded(lambda: where(pytree), lambda _: ())
-    single = type(placeholders) not in (list, tuple)
+    single = not is_any(type(placeholders), (list, tuple))
     placeholders, sources = ([placeholders], [source]) if single else (placeholders, source)
     for i, placeholder in enumerate(placeholders):
         if class_name(type(placeholder)) == "SharedNode":
@@ -130,7 +130,7 @@ class _Path:
         return _Path(f"{self.text}.{name}")
 
     def __getitem__(self, key: Any) -> _Path:
-        if type(key) not in (int, str):
+        if not is_any(type(key), (int, str)):
             raise TypeError("no path")
         return _Path(f"{self.text}[{key!r}]")
 

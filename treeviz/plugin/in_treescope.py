@@ -17,7 +17,7 @@ from treeviz.plugin.shown import is_tree, print_failure
 from treeviz.prepare import scanned
 from treeviz.tree.describers import DISPLAY
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import bytes_text, count_text
+from treeviz.tree.text import bytes_text, count_text, is_any
 from treeviz.views.tree_view import TreeView
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most nodes: a fast path
@@ -68,7 +68,7 @@ class InTreescope:
             # treescope would show its HTML below its repr
             return node.__treescope_repr__(path, node_renderer)
         try:
-            comment_text = "" if type(node) in _PLAIN else self._comment_for(node)
+            comment_text = "" if is_any(type(node), _PLAIN) else self._comment_for(node)
             if not comment_text:
                 return NotImplemented
             from treescope import rendering_parts as parts

@@ -15,7 +15,7 @@ from traitlets.config import Configurable
 
 from treeviz.tree.level import one_level
 from treeviz.tree.stored import Stored
-from treeviz.tree.text import error_text
+from treeviz.tree.text import error_text, is_any
 
 _BUILTIN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, Stored)
@@ -40,7 +40,7 @@ def is_tree(value: Any) -> bool:
         n_seen += 1
         if _is_registered(node) or (n_seen > 1 and isinstance(node, _ARRAYS)):
             return True
-        if type(node) in _BUILTIN or _is_namedtuple(node):
+        if is_any(type(node), _BUILTIN) or _is_namedtuple(node):
             children = list(node.values()) if isinstance(node, dict) else list(node)
             pending.extend(children[: _MOST_INSPECTED - n_seen])
     return False
@@ -55,7 +55,7 @@ def name_of(value: Any, variables: dict[str, Any]) -> str:
 
 
 def _is_registered(node: Any) -> bool:
-    if node is None or type(node) in _BUILTIN or _is_namedtuple(node) or isinstance(node, _ARRAYS):
+    if node is None or is_any(type(node), _BUILTIN) or _is_namedtuple(node) or isinstance(node, _ARRAYS):
         return False
     return one_level(node)[1] is not None
 

@@ -42,8 +42,9 @@ from treeviz.steps.statistics import (
     reported_axes,
     unpack,
 )
+from treeviz.tree.keys import keystr
 from treeviz.tree.layers import Stacked, stacked_axes
-from treeviz.tree.text import printable
+from treeviz.tree.text import guarded, has_base, is_any, printable
 from treeviz.tree.walk import walk
 
 _HOLDS = {tree_util.SequenceKey: "idx", tree_util.DictKey: "key"}
@@ -189,13 +190,16 @@ def source_of(tree: Any, name: str) -> MeasuredTree:
     All texts are printable, since they are shown, and written to files that other people open.
     """
     leaves = jax.tree.leaves(tree)
+    shapes = [
+        guarded(lambda leaf=leaf: tuple(leaf.shape), lambda _: ()) for leaf in leaves
+    ]  # not every leaf is an array
     return MeasuredTree(
         printable(name),
         paths_in(tree),
-        tuple(int(math.prod(getattr(leaf, "shape", ()))) for leaf in leaves),
-        tuple(printable(str(getattr(leaf, "dtype", ""))) for leaf in leaves),
+        tuple(int(math.prod(shape)) for shape in shapes),
+        tuple(guarded(lambda leaf=leaf: printable(str(leaf.dtype)), lambda _: "") for leaf in leaves),
         tuple(_has_number(leaf) for leaf in leaves),
-        tuple(",".join(map(str, getattr(leaf, "shape", ()))) for leaf in leaves),
+        tuple(",".join(map(str, shape)) for shape in shapes),
     )
 
 
@@ -205,9 +209,9 @@ def paths_in(tree: Any) -> tuple[str, ...]:
         return plain
     rows = list(walk(tree).leaves)
     if len(rows) == len(jax.tree.leaves(tree)):
-        return tuple(printable(row.keystr) for row in rows)
+        return tuple(row.keystr for row in rows)
     # The walk was cut short, or counts leaves differently from JAX.
-    return tuple(printable(tree_util.keystr(path)) for path, _ in tree_util.tree_flatten_with_path(tree)[0])
+    return tuple(keystr(path) for path, _ in tree_util.tree_flatten_with_path(tree)[0])
 
 
 def _plain_paths(tree: Any) -> tuple[str, ...] | None:
@@ -225,9 +229,10 @@ def _plain_paths(tree: Any) -> tuple[str, ...] | None:
 
 
 def _has_number(leaf: Any) -> bool:
-    if type(leaf) in (float, complex):
+    if is_any(type(leaf), (float, complex)):
         return True
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+    is_array = has_base(type(leaf), np.ndarray, np.generic, jax.ShapeDtypeStruct)
+    if not is_array and not guarded(lambda: isinstance(leaf, jax.Array), lambda _: False):
         return False
     return leaf.dtype != np.dtype(object) and jnp.issubdtype(leaf.dtype, jnp.inexact) and 0 not in leaf.shape
 

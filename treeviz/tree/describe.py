@@ -18,7 +18,7 @@ from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, f
 from treeviz.tree.opaque import Inside, captured, captured_values, contents, describe_function, static_text
 from treeviz.tree.runtime import jax_is_imported
 from treeviz.tree.static import Fields, sameness, static_note, stored_values
-from treeviz.tree.text import class_name, error_text, guarded, has_base, module_name, value_text, visible
+from treeviz.tree.text import class_name, error_text, guarded, has_base, is_any, module_name, value_text, visible
 
 # Facts of nodes. Equal nodes share one record.
 
@@ -165,8 +165,7 @@ class Describers:
         cls = type(node)
         if handler.level is treedef_level:
             cls = level.aux[0]
-            is_builtin = cls in BUILTIN_LEVELS
-            kind = _BUILTIN_KINDS.get(cls, "dict" if is_builtin else "node")
+            kind = _BUILTIN_KINDS.get(cls, "dict") if is_any(cls, BUILTIN_LEVELS) else "node"
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
         try:
             if handler.describer is not None:

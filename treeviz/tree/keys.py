@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treeviz.tree.text import LABEL_LIMIT, guarded, has_base, mro, plain_repr, value_text, visible
+from treeviz.tree.text import LABEL_LIMIT, class_name, guarded, has_base, mro, plain_repr, value_text, visible
 
 # The stored attributes of a node that are its children, by identity
 
@@ -25,7 +25,8 @@ _MAX_ATTRIBUTES = 1000
 # Equal objects of these classes may be one object, so identity proves nothing.
 _INTERNED = (type(None), bool, int, str, bytes, type, enum.Enum, np.dtype, type(Ellipsis), type(NotImplemented))
 MISSING = object()
-_TUPLE_FIELD = type(namedtuple("_", "field").field)  # type: ignore[attr-defined]
+# Slots and fields of named tuples; a metaclass may override ==
+_FIELDS = set(map(id, (types.MemberDescriptorType, type(namedtuple("_", "field").field))))  # type: ignore[attr-defined]
 
 
 def is_interned(cls: type) -> bool:
@@ -54,7 +55,7 @@ def stored_items(node: Any) -> dict[str, Any]:
     values = {name: value for name, value in items if type(name) is str}
     for base in mro(type(node)):
         for name, descriptor in list(type.__dict__["__dict__"].__get__(base).items()):
-            if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD) and name not in values:
+            if id(type(descriptor)) in _FIELDS and name not in values:
                 values[name] = guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
     return values
 
@@ -89,7 +90,7 @@ def stored_attribute(node: Any, name: str) -> Any:
         return value
     for cls in mro(type(node)):
         descriptor: Any = cls.__dict__.get(name)
-        if type(descriptor) in (types.MemberDescriptorType, _TUPLE_FIELD):
+        if id(type(descriptor)) in _FIELDS:
             return guarded(lambda descriptor=descriptor: descriptor.__get__(node), lambda _: MISSING)
     return MISSING
 
@@ -97,6 +98,7 @@ def stored_attribute(node: Any, name: str) -> Any:
 KEYSTR_LIMIT = 10_000  # characters
 _WIDE, _MOST_ORDERS = 64, 1_000  # keys of a dict whose order is kept, and the number of kept orders
 _FEW = 1_000  # children of a registered class that always get keys, which show which fields are static
+_LITERALS = {id(cls) for cls in (int, bool, float, bytes, tuple, type(None))}  # a metaclass may override ==
 _BLANKS = " \u115f\u1160\u2800\u3164\uffa0"  # blank, but printable
 
 
@@ -219,9 +221,7 @@ class KeyTable:
             return self._attribute_code(key.name, node, child, position)
         if cls is jax.tree_util.DictKey:
             return self.code(_mapping_key(key.key, position)._replace(steps=(position,)))
-        text = guarded(
-            lambda: visible(str(key), KEYSTR_LIMIT), lambda error: f"<a key whose str raised {type(error).__name__}>"
-        )
+        text = _key_text(key)
         segment = str(position) if cls is jax.tree_util.SequenceKey else visible(text).strip("[]'\".")
         return self.code(Key(label_text(text), text, segment, (position,)))
 
@@ -252,6 +252,23 @@ class KeyTable:
         return code
 
 
+def keystr(path: Iterable[Any]) -> str:
+    """What `jax.tree_util.keystr` returns, with the keys as `Key.keystr` has them: printable, and it never raises."""
+    return "".join(map(_key_text, path))
+
+
+def _key_text(key: Any) -> str:
+    """A key of JAX in a key path."""
+    cls = type(key)
+    if cls is jax.tree_util.DictKey:
+        return _mapping_key(key.key, 0).keystr
+    if cls is jax.tree_util.GetAttrKey:
+        return f".{visible(_attribute_name(key.name), KEYSTR_LIMIT)}"
+    return guarded(
+        lambda: visible(str(key), KEYSTR_LIMIT), lambda error: f"<a key whose str raised {class_name(type(error))}>"
+    )
+
+
 def label_text(text: str) -> str:
     """A name as the tree shows it, in quotes if it is empty or starts or ends with a blank."""
     return _quoted(visible(text))
@@ -279,16 +296,20 @@ def _is_short(number: int) -> bool:
 
 
 def _is_pasteable(key: Any, text: str) -> bool:
-    if len(text) > LABEL_LIMIT or type(key) not in (int, bool, float, bytes, tuple, type(None)):
+    if len(text) > LABEL_LIMIT or id(type(key)) not in _LITERALS:
         return False
     return guarded(lambda: bool(ast.literal_eval(text) == key), lambda _: False)
 
 
 def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
-    name = str.__str__(name) if isinstance(name, str) else value_text(name)
+    name = _attribute_name(name)
     is_stored = _is_name(name) and stored_attribute(node, name) is child
     keystr = f".{visible(name, KEYSTR_LIMIT)}"
     return Key(f".{label_text(name)}", keystr, visible(name), (f".{name}",) if is_stored else (position,))
+
+
+def _attribute_name(name: Any) -> str:
+    return str.__str__(name) if has_base(type(name), str) else value_text(name)
 
 
 def _is_name(text: str) -> bool:

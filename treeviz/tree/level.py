@@ -13,7 +13,7 @@ import jax
 
 from treeviz.tree.keys import Key, KeyTable, label_text
 from treeviz.tree.runtime import jax_is_imported
-from treeviz.tree.text import class_name, error_text, guarded, has_base, visible
+from treeviz.tree.text import class_name, error_text, guarded, has_base, is_any, visible
 
 
 class Level(NamedTuple):
@@ -169,9 +169,9 @@ def treedef_level(treedef: Any, keys: KeyTable) -> Level | None:
 
 def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[int] | None:
     cls, aux = data
-    if cls in (list, tuple):
+    if is_any(cls, (list, tuple)):
         return None
-    if cls in (dict, OrderedDict):
+    if is_any(cls, (dict, OrderedDict)):
         return keys.mapping([(key, None) for key in aux])
     if cls is defaultdict:
         return keys.mapping([(key, None) for key in aux[1]])

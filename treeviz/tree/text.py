@@ -81,6 +81,11 @@ def has_base(cls: type, *classes: type) -> bool:
     return False
 
 
+def is_any(cls: type, classes: Iterable[type]) -> bool:
+    """Whether a class is one of `classes`, by identity: `in` would run the `==` and `hash` of its metaclass."""
+    return id(cls) in map(id, classes)
+
+
 def guarded(call: Callable[[], Any], otherwise: Callable[[BaseException], Any]) -> Any:
     """Call user code; if it raises anything but KeyboardInterrupt, return `otherwise(error)`."""
     try:
@@ -237,6 +242,12 @@ def function_name(function: Any) -> str:
     if n_partials:
         return f"partial({_plain_name(function)}, …)"
     return _plain_name(function)
+
+
+def step_name(step: Any) -> str:
+    """The printable `__name__` of a function, such as a step; without one, the name of its class."""
+    name = guarded(lambda: step.__name__, lambda _: None)
+    return visible(name, 80) if type(name) is str else class_name(type(step))
 
 
 _FUNCTIONS = (

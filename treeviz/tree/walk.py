@@ -18,7 +18,7 @@ from treeviz.tree.facts import KINDS, Facts, Note
 from treeviz.tree.keys import Key, KeyTable, index_key
 from treeviz.tree.level import BUILTIN_LEVELS, is_treedef
 from treeviz.tree.table import TreeTable, children_of, without_unused
-from treeviz.tree.text import class_name, error_text, guarded, module_name, visible
+from treeviz.tree.text import class_name, error_text, guarded, is_any, module_name, visible
 
 # Notes written after the walk: shared objects, and totals that are incomplete
 
@@ -242,7 +242,7 @@ class SimilarSiblings:
         if n_waiting < _FEWEST_SIBLINGS or self._n_missed * _ROWS_FOR_A_MISS > row:
             return 0
         node, following = self._rows.nodes[row], above.children[-n_waiting]
-        if type(node) is not type(following) or (type(node) in BUILTIN_LEVELS and len(node) != len(following)):
+        if type(node) is not type(following) or (is_any(type(node), BUILTIN_LEVELS) and len(node) != len(following)):
             return 0
         size, parts = self._rows.ends[row] - row, list[_Part]()
         while n_waiting:

@@ -17,7 +17,7 @@ from treeviz.tree.level import one_level
 from treeviz.tree.opaque import arrays_in, attributes, items
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.table import Row, TreeTable, children_of
-from treeviz.tree.text import class_attribute, class_name, guarded, has_base, module_name, mro, namespace
+from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_any, module_name, mro, namespace
 
 # Findings
 
@@ -360,5 +360,5 @@ def aux_attributes(node: Any) -> list[tuple[str, Any]]:
 
 
 def _ids(container: Any) -> list[int]:
-    entries = () if type(container) in (str, bytes) else items(container, _MAX_OBJECTS)[0]
+    entries = () if is_any(type(container), (str, bytes)) else items(container, _MAX_OBJECTS)[0]
     return [id(value) for _, value in entries]

@@ -53,6 +53,7 @@ from treeviz.tree.text import (
     function_name,
     guarded,
     has_base,
+    is_any,
     is_function,
     module_name,
     mro,
@@ -445,7 +446,7 @@ def forgotten_attributes(checked: Checked) -> Iterator[Found]:
         for name, value in before.items():
             if name not in after or after[name] is MISSING is not value:
                 yield Found(row, f"the attribute {visible(name, 80)} is lost when JAX rebuilds the node")
-            elif type(value) in _PLAIN and type(after[name]) in _PLAIN and after[name] != value == value:
+            elif is_any(type(value), _PLAIN) and is_any(type(after[name]), _PLAIN) and after[name] != value == value:
                 text = f"{value_text(value, 40)} becomes {value_text(after[name], 40)}"
                 yield Found(row, f"the attribute {visible(name, 80)} is reset when JAX rebuilds the node: {text}")
 
@@ -466,7 +467,7 @@ def _are_same(left: list, right: list) -> bool:
     """Whether two lists have the same objects, or containers of the same objects."""
     return len(left) == len(right) and all(
         a is b
-        or (type(a) is type(b) and type(a) in (list, tuple) and all(map(operator.is_, a, b)) and len(a) == len(b))
+        or (type(a) is type(b) and is_any(type(a), (list, tuple)) and all(map(operator.is_, a, b)) and len(a) == len(b))
         or (type(a) is type(b) is dict and a.keys() == b.keys() and all(a[key] is b[key] for key in a))
         for a, b in zip(left, right, strict=True)
     )
@@ -879,7 +880,7 @@ def nan_in_static_data(checked: Checked) -> Iterator[Found]:
     """
     for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
-            if any(type(item) in (float, np.float64, np.float32) and item != item for item in _items(value)):
+            if any(is_any(type(item), (float, np.float64, np.float32)) and item != item for item in _items(value)):
                 for row in rows:
                     yield Found(
                         row,
@@ -923,7 +924,7 @@ def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
             yield from _large(row, "", function)
     for rows, _, fields in _static_nodes(checked):
         for name, value in fields:
-            if type(value) in (types.FunctionType, types.MethodType):
+            if is_any(type(value), (types.FunctionType, types.MethodType)):
                 for found in list(_large(rows[0], f"in the static field {name}, ", value)):
                     yield from (found._replace(row=row) for row in rows)
 
@@ -972,12 +973,12 @@ def _loaded_globals(code: types.CodeType) -> frozenset[str]:
 
 
 def _is(value: Any) -> str:
-    return "holds" if type(value) in _OPENED else "is"
+    return "holds" if is_any(type(value), _OPENED) else "is"
 
 
 def _items(value: Any) -> list[Any]:
     """The value, or the items in plain containers and the functions that partials call."""
-    if type(value) not in _OPENED:
+    if not is_any(type(value), _OPENED):
         return [value]
     leaves, waiting = [], [value]
     for item in waiting:  # grows during the loop
@@ -985,7 +986,7 @@ def _items(value: Any) -> list[Any]:
             waiting.append(item.func)
         elif type(item) is dict:
             waiting += list(item.values())[:_MAX_ITEMS]
-        elif type(item) in (tuple, list):
+        elif is_any(type(item), (tuple, list)):
             waiting += item[:_MAX_ITEMS]
         else:
             leaves.append(item)

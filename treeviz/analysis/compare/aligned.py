@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.tree_util import DictKey, SequenceKey, keystr
+from jax.tree_util import DictKey, SequenceKey
 
-from treeviz.tree.keys import stored_items
+from treeviz.tree.keys import keystr, stored_items
 from treeviz.tree.level import is_treedef, one_level
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.table import TreeTable, children_of
@@ -22,6 +22,7 @@ from treeviz.tree.text import (
     error_text,
     guarded,
     has_base,
+    is_any,
     is_jaxpr,
     module_name,
     qualified_name,
@@ -90,7 +91,7 @@ def _pairs(part: Part, left: dict[Any, Any], right: dict[Any, Any]) -> list[Part
     """The pairs of contents; empty if the two have different keys."""
     if guarded(lambda: left.keys() != right.keys(), lambda _: True):
         return []
-    is_object = type(part.left) not in (list, tuple, dict)
+    is_object = not is_any(type(part.left), (list, tuple, dict))
     names = [f".{key}" if is_object else f"[{value_text(key, 40)}]" for key in left]
     return [
         Part((part.name + name).removeprefix("."), key, value, right[key])
@@ -167,9 +168,9 @@ def key_text(node: Any, key: Any) -> str:
     cls = type(node)
     if cls is list or cls is tuple:
         key = SequenceKey(key)
-    elif cls in MAPPINGS:
+    elif is_any(cls, MAPPINGS):
         key = DictKey(key)
-    return guarded(lambda: keystr((key,)), lambda _: f"[{value_text(key)}]")
+    return keystr((key,))
 
 
 def describe_value(node: Any, opened: Opened | None) -> str:
@@ -178,11 +179,13 @@ def describe_value(node: Any, opened: Opened | None) -> str:
         array = guarded(lambda: array_text(node), lambda _: None)
         if array is not None:
             return array
-        return f"{class_name(type(node))} {value_text(node, 40)}" if type(node) in _PLAIN else class_name(type(node))
+        return (
+            f"{class_name(type(node))} {value_text(node, 40)}" if is_any(type(node), _PLAIN) else class_name(type(node))
+        )
     if node is None:
         return "None"
     cls = type(node)
-    return f"{class_name(cls)} of {len(opened.children)}" if cls in (list, tuple, *MAPPINGS) else class_name(cls)
+    return f"{class_name(cls)} of {len(opened.children)}" if is_any(cls, (list, tuple, *MAPPINGS)) else class_name(cls)
 
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -217,9 +220,9 @@ def compare_classes(left: type, right: type) -> Finding:
 def compare_level(left: Any, left_opened: Opened, right: Any, right_opened: Opened) -> list[Finding]:
     """How two nodes of one class differ in keys, static data and number of children."""
     cls = type(left)
-    if cls in (list, tuple):
+    if is_any(cls, (list, tuple)):
         return [] if len(left_opened.children) == len(right_opened.children) else [_lengths(left_opened, right_opened)]
-    if cls in MAPPINGS:
+    if is_any(cls, MAPPINGS):
         return _compare_keys(left_opened, right_opened) + compare_factories(left_opened.aux, right_opened.aux)
     findings: list[Finding] = []
     if left_opened.aux is not right_opened.aux:
@@ -301,10 +304,10 @@ def _fields_in(left: Any, aux: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """(name, left, right) for the stored attributes that are in the left node's auxiliary data."""
     parts = {
         id(aux),
-        *(map(id, aux) if type(aux) in (tuple, list) else map(id, aux.values()) if type(aux) is dict else ()),
+        *(map(id, aux) if is_any(type(aux), (tuple, list)) else map(id, aux.values()) if type(aux) is dict else ()),
     }
     for part in [*aux] if type(aux) is tuple else []:  # names and values, one level deeper
-        if type(part) in (tuple, list):
+        if is_any(type(part), (tuple, list)):
             parts.update(map(id, part))
     others = stored_items(right)
     return [

@@ -22,7 +22,7 @@ from treeviz.analysis.compare.aligned import (
 )
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.facts import shape_text
-from treeviz.tree.text import class_name, error_text, guarded, has_base, value_text
+from treeviz.tree.text import class_name, error_text, guarded, has_base, is_any, value_text
 
 MAX_DEPTH = 100_000  # a flatten function may create new nodes without end
 _MANY = 100_000  # visited nodes, after which no group of nodes is visited twice
@@ -123,14 +123,21 @@ class _Aligned:
         """The children aligned with those of `node`; None if the two cannot be compared."""
         if right is node and tree:
             return tree, left_opened.children
+        doing = "flattening"
         try:
             opener = self._opener(right)
             right_opened = None if opener is None else opener(right)
+            doing = "comparing"
+            return self._compare_opened(path, node, left_opened, tree, right, right_opened)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
-            self._add(path, ("error", "", f"flattening raised {error_text(error)}", ""), tree)
+        except BaseException as error:  # a flatten function may raise anything, and so may == and hash of a key
+            self._add(path, ("error", "", f"{doing} raised {error_text(error)}", ""), tree)
             return None
+
+    def _compare_opened(
+        self, path: Path, node: Any, left_opened: Opened, tree: int, right: Any, right_opened: Opened | None
+    ) -> tuple[int, list] | None:
         differs = compare_types(node, right, right_opened)
         if differs is not None:
             self._add(path, differs, tree)
@@ -155,7 +162,7 @@ class _Aligned:
         *,
         has_keys: bool = False,
     ) -> list:
-        if type(node) not in MAPPINGS and not has_keys:  # by position, as JAX does
+        if not is_any(type(node), MAPPINGS) and not has_keys:  # by position, as JAX does
             n_missing = len(left_opened.children) - len(right_opened.children)
             return right_opened.children[: len(left_opened.children)] + [_ABSENT] * n_missing
         if left_opened.keys == right_opened.keys:
@@ -194,7 +201,7 @@ def _is_of_keys(node: Opened) -> bool:
 def _is_alike(left: Any, right: Any) -> bool:
     """Whether to compare the children of nodes of different types, so that a wrapper does not hide its contents."""
     kinds = (list, tuple), MAPPINGS
-    return any(type(left) in kind and type(right) in kind for kind in kinds)
+    return any(is_any(type(left), kind) and is_any(type(right), kind) for kind in kinds)
 
 
 def path_text(path: Any) -> str:

@@ -22,7 +22,7 @@ from treeviz.tree.keys import Key
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable, roll, without_unused
-from treeviz.tree.text import count_text
+from treeviz.tree.text import count_text, is_any
 
 # The notes and the columns of the rows of two trees
 
@@ -235,7 +235,7 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
         for j, row in enumerate(leaves):
             a, b = first.nodes[row], _ABSENT if right_of.get(row, NONE) == NONE else other.nodes[right_of[row]]
             if table[row].shape is None:
-                known[j, i] = type(a) in _PLAIN and b is not _ABSENT
+                known[j, i] = is_any(type(a), _PLAIN) and b is not _ABSENT
                 moved[j, i] = known[j, i] and (type(b) is not type(a) or repr(b) != repr(a))
                 continue
             changes[row, i], sizes[row, i], nonfinite[row, i] = _sums_of_squares(a, b)

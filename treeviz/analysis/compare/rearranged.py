@@ -25,7 +25,7 @@ from treeviz.analysis.stats.arrays import host_view, lies_on_host
 from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable, children_of
-from treeviz.tree.text import guarded
+from treeviz.tree.text import guarded, is_any
 
 _ALONE = ("missing", "extra")
 _STRUCTURAL = (*_ALONE, "type", "none", "leaf")
@@ -264,7 +264,7 @@ def _first_values(side: Side, row: int) -> tuple[Any, ...]:
             leaf = host_view(leaf)
         if type(leaf) is np.ndarray:
             return leaf.flat[:8].tobytes()
-        return leaf if type(leaf) in (int, float, str) else None
+        return leaf if is_any(type(leaf), (int, float, str)) else None
 
     rows = islice(filter(side.table.is_leaf.__getitem__, range(row, int(side.table.end[row]))), 16)
     return tuple(guarded(lambda leaf=side.nodes[row]: first_values(leaf), lambda _: None) for row in rows)
@@ -373,7 +373,7 @@ def _as_stack(trees: Trees, side: int, row: int, stack: int, *, is_list: bool = 
         return Hint(f"{text}, as made by {made}layers)", f"{made}{node})")
     names = [table.key(layer).segment for layer in layers]
     start = names[0].rstrip("0123456789")
-    is_numbered = set(names) == {f"{start}{i}" for i in range(n)} and type(trees.sides[0].nodes[row]) in MAPPINGS
+    is_numbered = set(names) == {f"{start}{i}" for i in range(n)} and is_any(type(trees.sides[0].nodes[row]), MAPPINGS)
     return Hint(text, f"{made}({node}[{start!r} + str(i)] for i in range({n})))" if is_numbered else "")
 
 
@@ -418,7 +418,7 @@ def renamed(trees: Trees, rows: list[int]) -> dict[int, Hint]:
         columns = [array[side].tolist() for array, side in zip(arrays, sides, strict=True)]
         are_large = (trees.count(0, left) >= _LEAST).tolist()
         for pair, at, other_at, parent, *names, is_large in zip(pairs, *columns, are_large, strict=True):
-            is_dict = type(nodes[parent]) in MAPPINGS
+            is_dict = is_any(type(nodes[parent]), MAPPINGS)
             key = (*names, is_large, is_dict)
             if key not in texts:
                 texts[key] = _renamed_texts(trees, pair, is_turned, is_dict, is_large)

@@ -50,7 +50,7 @@ from treeviz.tree.layers import Stacked, stacks_in
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Refused, Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, value_text
+from treeviz.tree.text import array_text, class_attribute, error_text, guarded, has_base, is_any, value_text
 from treeviz.tree.walk import scan
 
 # Compare two leaves that are neither arrays nor numbers: texts, functions and objects of other classes
@@ -477,7 +477,7 @@ class _Differ:
                 self._add(at, (kind, *(words if hint else texts), hint))
             return
         n = [len(a.children(left_row)), len(b.children(right_row))]
-        if cls in MAPPINGS:
+        if is_any(cls, MAPPINGS):
             keys = [self._left.keys(left_row), self._right.keys(right_row)]
             if cls is not dict and n[0] == n[1] and keys[0] != keys[1] and set(keys[0]) == set(keys[1]):
                 self._add(at, ("order", *(value_text(keys_of_side, 60) for keys_of_side in keys), ""))
@@ -488,7 +488,7 @@ class _Differ:
             return
         if n[0] != n[1]:
             self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
-        if cls not in _BUILTIN and not has_base(cls, tuple):
+        if not is_any(cls, _BUILTIN) and not has_base(cls, tuple):
             self._compare_aux(at, left_row, right_row)
 
     def _compare_aux(self, at: int, left_row: int, right_row: int) -> None:

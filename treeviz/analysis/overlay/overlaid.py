@@ -29,7 +29,17 @@ from treeviz.analysis.facts import shape_text
 from treeviz.tree.facts import INHERITED, MASKED, Column, Facts, Note, is_refused
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable, children_of
-from treeviz.tree.text import aval_text, bytes_text, class_name, error_text, guarded, has_base, value_text
+from treeviz.tree.text import (
+    LABEL_LIMIT,
+    aval_text,
+    bytes_text,
+    class_name,
+    error_text,
+    guarded,
+    has_base,
+    is_any,
+    value_text,
+)
 
 # Align the prefix with the tree: the subtree of each spec, and every mismatch.
 
@@ -92,18 +102,21 @@ class _Walk:
         stack: list[_Pair] = [(None, prefix, 0, self._side.nodes[0])]
         while stack:
             path, spec, row, node = stack.pop()
+            doing = "flattening"
             try:
                 opener = None if self._is_leaf(spec) else self._opener(spec)
                 opened = None if opener is None else opener(spec)
+                doing = "comparing"
+                below = None if opened is None else self._children(path, spec, opened, row, node)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # a flatten function may raise anything
-                self._add(row, path, ("error", f"flattening raised {error_text(error)}", "", ""))
+            except BaseException as error:  # a flatten function may raise anything, and so may == of a key
+                self._add(row, path, ("error", f"{doing} raised {error_text(error)}", "", ""))
                 continue
-            if opened is None:
+            if below is None:
                 self._given.append(Given(path, spec, row))
             else:
-                stack += reversed(self._children(path, spec, opened, row, node))
+                stack += reversed(below)
         return Aligned(self._given, self._mismatches)
 
     def _add(self, row: int, path: Path, finding: Finding) -> None:
@@ -126,7 +139,7 @@ class _Walk:
         for finding in compare_level(spec, opened, node, opened_node):
             self._add(row, path, finding)
         rows = self._with_hidden(rows, opened_node.children)
-        if type(spec) not in MAPPINGS or opened.keys == opened_node.keys:
+        if not is_any(type(spec), MAPPINGS) or opened.keys == opened_node.keys:
             return self._below(path, spec, opened, rows, node)
         return self._by_key(path, spec, opened, row, Opened(rows, opened_node.keys), opened_node.children)
 
@@ -172,12 +185,17 @@ class _Walk:
         nodes = dict(zip(opened_node.keys, children, strict=True))
         node = self._side.nodes[row]
         aligned: list[_Pair] = []
+        missing = []
         for key, child in zip(opened.keys, opened.children, strict=True):
             if key in rows:
                 aligned.append(((path, spec, key), child, rows.pop(key), nodes[key]))
             else:
-                near = _near(key, [name for name in opened_node.keys if name not in opened.keys])
-                self._add(row, (path, spec, key), ("missing", _spec_text(child), "", near))
+                missing.append((key, child))
+        names = [name for name in rows if _is_name(name)] if len(missing) * len(rows) <= _MOST_NEAR else []
+        for key, child in missing:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if _is_name(key) else []
+            hint = f"did you mean {value_text(near[0], 40)}?" if near else ""
+            self._add(row, (path, spec, key), ("missing", _spec_text(child), "", hint))
         for key, below in rows.items():
             self._add(below, (path, node, key), ("extra", "", self._describe(below), ""))
         return aligned
@@ -197,7 +215,7 @@ def _is_same_level(spec: Any, node: Any) -> bool:
     cls = type(spec)
     if cls is not type(node):
         return False
-    return spec.keys() == node.keys() if cls is dict else cls in (list, tuple) and len(spec) == len(node)
+    return spec.keys() == node.keys() if cls is dict else is_any(cls, (list, tuple)) and len(spec) == len(node)
 
 
 def _spec_text(spec: Any) -> str:
@@ -205,17 +223,16 @@ def _spec_text(spec: Any) -> str:
     return value_text(spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec, 40)
 
 
-def _near(key: Any, unused: list[Any]) -> str:
-    """ "did you mean 'k2'?": the most similar key that has no spec."""
-    names = {str(name): name for name in unused if isinstance(name, str)}
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if isinstance(key, str) else []
-    return f"did you mean {value_text(names[close[0]], 40)}?" if close else ""
+def _is_name(key: Any) -> bool:
+    """Whether similar keys can be found in no time."""
+    return type(key) is str and len(key) <= LABEL_LIMIT
 
 
 _ARRAYS = ("array", "numpy", "stored", "scalar", "shape only", "tracer", "key", "ref", "float0", "deleted")
-_PLAIN = (bool, int, str, type(None), jax.sharding.PartitionSpec, jax.sharding.Sharding)
-_USUAL = set(map(id, (bool, int, str, type(None))))
+_OF_JAX = (jax.sharding.PartitionSpec, jax.sharding.Sharding)
+_USUAL = set(map(id, (bool, int, str, type(None))))  # not their subclasses, whose == may raise
 _NO_SPEC = "no spec"
+_MOST_NEAR = 2_000  # pairs of names that are compared for similarity, at 50 µs each
 _BROKEN = "JAX cannot flatten this"
 _MOST = 1_000  # leaves with a finding of their own
 _MOST_KEYS = 100_000  # in the paths of these leaves, since a tree may be thousands of levels deep
@@ -346,7 +363,7 @@ class _Overlay:
 
     def _code(self, spec: Any) -> int:
         cls = id(type(spec))
-        is_plain = cls in _USUAL or has_base(type(spec), *_PLAIN)
+        is_plain = cls in _USUAL or has_base(type(spec), *_OF_JAX)
         key = (cls, spec if is_plain else id(spec))  # the prefix keeps the specs alive
         code = self._codes.setdefault(key, len(self._specs))
         if code == len(self._specs):
@@ -449,7 +466,7 @@ class InAxes:
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
         prefix = tuple(prefix) if type(prefix) is list else prefix  # as JAX does (jax#2367)
-        is_known = prefix is None or type(prefix) in (int, tuple)
+        is_known = prefix is None or is_any(type(prefix), (int, tuple))
         aligned = align_prefix(prefix, side, is_leaf) if is_known else Aligned([], [])
         at_root = next((i for i, mismatch in enumerate(aligned.mismatches) if mismatch.path is None), None)
         if is_known and at_root is None:
@@ -592,10 +609,10 @@ class Mask(Labels):
     name = "mask"
 
     def text(self, spec: Any) -> str:
-        return super().text(bool(spec) if isinstance(spec, np.bool_) else spec)
+        return super().text(bool(spec) if has_base(type(spec), np.bool_) else spec)
 
     def wrong(self, spec: Any) -> Finding | None:
-        if isinstance(spec, bool | np.bool_):
+        if has_base(type(spec), bool, np.bool_):
             return None
         hint = "Equinox asks it for each leaf: jax.tree.map(it, tree)" if callable(spec) else ""
         return "spec", _text(spec), "True or False", hint
@@ -648,17 +665,17 @@ class Shardings:
         self._mesh = mesh
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        return align_prefix(prefix, side, lambda node: isinstance(node, Spec) or is_leaf(node))
+        return align_prefix(prefix, side, lambda node: has_base(type(node), Spec) or is_leaf(node))
 
     def text(self, spec: Any) -> str:
-        spec = getattr(spec, "spec", spec)
-        if not isinstance(spec, Spec):
+        spec = spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec
+        if not has_base(type(spec), Spec):
             return value_text(spec, 60)
         text = ", ".join(value_text(part, 40) for part in spec)
         return f"P({text})"
 
     def wrong(self, spec: Any) -> Finding | None:
-        if spec is None or isinstance(spec, Spec | jax.sharding.Sharding):
+        if spec is None or has_base(type(spec), *_OF_JAX):
             return None
         wants = "a PartitionSpec, a Sharding or None"
         hint = f"did you mean P({spec!r})?" if type(spec) is str else ""

@@ -25,7 +25,8 @@ from treeviz.steps.compiles.types import (
 )
 from treeviz.steps.tracing.jitted import dynamic_arguments, is_jitted, is_partial
 from treeviz.tree.describers import load_libraries
-from treeviz.tree.text import class_name, guarded, has_base
+from treeviz.tree.keys import keystr
+from treeviz.tree.text import class_name, guarded, has_base, is_any, step_name
 
 _PLACEHOLDER = getattr(functools, "Placeholder", object())  # since Python 3.14
 
@@ -44,10 +45,9 @@ def called_inside(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             return step, positional, named
 
 
-def step_name(step: Any) -> str:
-    """The name of the function that a step calls, or of its class if it has no name."""
-    function = called_inside(step, (), {})[0]
-    return str(getattr(function, "__name__", type(function).__name__))
+def inner_name(step: Any) -> str:
+    """The name of the function that a step calls."""
+    return step_name(called_inside(step, (), {})[0])
 
 
 def argument_names(step: Callable, n_positional: int) -> list[str]:
@@ -148,7 +148,7 @@ def _is_similar(place: ResultPart, state: Part) -> bool:
     if a[0] is not b[0] and class_name(a[0]) != class_name(b[0]):
         return _is_state_in_other_class(place, state)
     left, right = (dict(zip(_keys(side), side.treedef.children(), strict=True)) for side in (part, state))
-    if a[0] in MAPPINGS:
+    if is_any(a[0], MAPPINGS):
         return 2 * len(left.keys() & right.keys()) >= len(left.keys() | right.keys())
     if a[0] not in (list, tuple):
         return True
@@ -179,7 +179,7 @@ def _keys(part: Part) -> list[Any]:
     data = part.treedef.node_data()
     if data is None or not part.treedef.children():
         return []
-    if data[0] in MAPPINGS:
+    if is_any(data[0], MAPPINGS):
         return list(mapping_keys(data))
     n = len(part.treedef.children())
     names = list(getattr(data[0], "_fields", ())) if has_base(data[0], tuple) else []
@@ -239,9 +239,8 @@ def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
     trace = getattr(step, "trace", None)
     traced: Any = trace and trace(*args, **kwargs)
     if not hasattr(traced, "jaxpr"):
-        name = getattr(step, "__name__", type(step).__name__)
         raise TypeError(
-            f"forecast: `{name}` is jitted by another library than JAX, which treats leaves in its own way. "
+            f"forecast: `{step_name(step)}` is jitted by another library than JAX, which treats leaves in its own way. "
             "Pass a function of arrays, or what jax.jit gave."
         )
     leaves = tree_util.tree_leaves((args, kwargs))
@@ -392,7 +391,7 @@ def forecast(
         findings = compare_types(names[name], state_type, JitType(*place.part))
         differences += [Difference(f"{name}{path}", *_with_advice(*finding)) for path, finding in findings]
         differences += _newly_committed(name, names, traced)
-    return Forecast(differences, step_name(step), " and ".join(place_texts))
+    return Forecast(differences, inner_name(step), " and ".join(place_texts))
 
 
 def _name_of(arg: int | str, names: dict[str, Any], n_positional: int) -> str:
@@ -436,7 +435,7 @@ def _newly_committed(name: str, names: dict[str, Any], traced: TracedStep) -> li
         return []
     leaves = tree_util.tree_flatten_with_path(names[name])[0]
     paths = [
-        tree_util.keystr(path)
+        keystr(path)
         for (path, leaf), leaf_type in zip(leaves, traced.arguments[name].leaves, strict=True)
         if leaf_type.aval is not None and not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
     ]

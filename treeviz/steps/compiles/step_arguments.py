@@ -14,7 +14,7 @@ import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.facts import common_mesh, fact_columns, headline, size_columns
-from treeviz.steps.compiles.forecast import argument_names, out_tree, step_name
+from treeviz.steps.compiles.forecast import argument_names, inner_name, out_tree
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
     JittedStep,
@@ -333,7 +333,7 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
         passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
         if tree_util.tree_structure(passed) != in_tree:
             raise TypeError(
-                f"arguments: it is not known which arguments of `{step_name(step)}` are static in this release of JAX."
+                f"arguments: it is not known which arguments of `{inner_name(step)}` are static in this release of JAX."
             )
         order = [*range(len(rows))]
     else:
@@ -351,7 +351,7 @@ def _jitted_inside(step: Callable) -> JittedStep:
         return jitted_step(step)
     except (CannotWatch, LibraryMoved) as error:
         raise TypeError(
-            f"arguments: `{step_name(step)}` is not what jax.jit gave, and it is not known what its library passes on: "
+            f"arguments: `{inner_name(step)}` is not what jax.jit gave, and it is unknown what its library passes on: "
             "pass the function to jax.jit itself."
         ) from error
 

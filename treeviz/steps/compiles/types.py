@@ -14,10 +14,10 @@ from jax import api_util, tree_util
 
 from treeviz.analysis.compare.aligned import MAPPINGS, Finding, compare_classes, compare_static
 from treeviz.analysis.facts import shape_text
-from treeviz.tree.keys import stored_items
+from treeviz.tree.keys import keystr, stored_items
 from treeviz.tree.leaves import describe_sharding
 from treeviz.tree.level import one_level
-from treeviz.tree.text import array_text, class_name, guarded, has_base, value_text, visible
+from treeviz.tree.text import array_text, class_name, guarded, has_base, is_any, value_text, visible
 
 _abstract = getattr(api_util, "shaped_abstractify", None) or jax.typeof
 
@@ -68,7 +68,7 @@ def jit_type(tree: Any, static_numbers: bool = False) -> JitType:
 
 
 def leaf_type(leaf: Any, static_numbers: bool = False) -> LeafType:
-    aval = None if static_numbers and type(leaf) in _NUMBERS else guarded(lambda: _abstract(leaf), lambda _: None)
+    aval = None if static_numbers and is_any(type(leaf), _NUMBERS) else guarded(lambda: _abstract(leaf), lambda _: None)
     if hasattr(leaf, "dtype") and aval is not None:
         return LeafType(aval, guarded(lambda: leaf.sharding, lambda _: None) if is_committed(leaf) else None)
     return LeafType(aval, None, (type(leaf), value_text(leaf, 60), guarded(lambda: hash(leaf), lambda _: id(leaf))))
@@ -213,12 +213,12 @@ def _compare_all_leaves(path: str, tree: Any, left: Part, right: Part, compare: 
     if not differ:
         return []
     paths = [keys for keys, _ in tree_util.tree_flatten_with_path(tree)[0]]
-    return [(path + tree_util.keystr(paths[i]), finding) for i, findings in differ for finding in findings]
+    return [(path + keystr(paths[i]), finding) for i, findings in differ for finding in findings]
 
 
 def _compare_nodes(node: Any, left: Part, right: Part, is_right: bool) -> list[Finding]:
     a, b = left.treedef.node_data(), right.treedef.node_data()
-    if type(None) in (a and a[0], b and b[0]):
+    if is_any(type(None), (a and a[0], b and b[0])):
         return [("none", left.text, right.text, "")]
     if a is None or b is None:
         return [("leaf", left.text, right.text, "")]
@@ -273,8 +273,8 @@ def _aux_values(aux: Any) -> list[Any]:
     """The values in static data, and the items of lists and tuples among them."""
     if type(aux) is dict:
         return [*aux.values()]
-    values = [*aux] if type(aux) in (tuple, list) else [aux]
-    return [item for value in values for item in (value if type(value) in (tuple, list) else [value])] + values
+    values = [*aux] if is_any(type(aux), (tuple, list)) else [aux]
+    return [item for value in values for item in (value if is_any(type(value), (tuple, list)) else [value])] + values
 
 
 def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple[Sequence[Any], ...]:
@@ -282,7 +282,8 @@ def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple
     names: list[Any] = []
     for part in (left, right):
         (cls, aux), n = part.treedef.node_data(), len(part.treedef.children())
-        if cls in _BUILTIN or type(aux) is not tuple or len(aux) != n or not all(type(name) is str for name in aux):
+        is_plain = not is_any(cls, _BUILTIN) and type(aux) is tuple and len(aux) == n
+        if not is_plain or not all(type(name) is str for name in aux):
             return ()
         names.append(aux)
     own = [getattr(key, "key", None) for (key,), _ in one_level(node)[0]]
@@ -294,10 +295,12 @@ def _aligned_children(
 ) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
     """The pairs of children, matched by key; nothing if the nodes are of different kinds."""
     a, b = left.treedef.node_data(), right.treedef.node_data()
-    if a is None or b is None or type(None) in (a[0], b[0]):
+    if a is None or b is None or is_any(type(None), (a[0], b[0])):
         return
-    is_mapping = a[0] in MAPPINGS and b[0] in MAPPINGS
-    if a[0] is not b[0] and not is_mapping and not (a[0] in (list, tuple) and b[0] in (list, tuple)):
+    is_mapping, are_sequences = (
+        is_any(a[0], classes) and is_any(b[0], classes) for classes in (MAPPINGS, (list, tuple))
+    )
+    if a[0] is not b[0] and not is_mapping and not are_sequences:
         return
     node_part, other_part, data = (right, left, a) if is_right else (left, right, b)
     other_children: list[Part | None] = list(other_part.children())
@@ -308,11 +311,11 @@ def _aligned_children(
     for i, (((key,), child), part) in enumerate(zip(one_level(node)[0], node_part.children(), strict=True)):
         match = unmatched.pop(key.key if is_mapping else i, None)
         a, b = (match, part) if is_right else (part, match)
-        yield path + tree_util.keystr((key,)), child, a, b
+        yield path + keystr((key,)), child, a, b
     for key, part in unmatched.items():
         last = tree_util.DictKey(key) if is_mapping else tree_util.SequenceKey(key)
         a, b = (part, None) if is_right else (None, part)
-        yield path + tree_util.keystr((last,)), None, a, b
+        yield path + keystr((last,)), None, a, b
 
 
 def mapping_keys(data: tuple[type, Any]) -> Sequence[Any]:

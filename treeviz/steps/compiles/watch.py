@@ -40,7 +40,7 @@ from treeviz.steps.tracing.jitted import (
 )
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.describers import load_libraries
-from treeviz.tree.text import error_text, guarded, printable_lines, value_text
+from treeviz.tree.text import error_text, guarded, printable_lines, step_name, value_text
 
 if TYPE_CHECKING:
     from treeviz.steps.compiles.step_arguments import StepArguments
@@ -348,8 +348,7 @@ def watch_compiles(step: Callable) -> CompileWatch | Watched:
 
 
 def _name(step: Any) -> str:
-    function = step.func if is_partial(step) else step
-    return str(getattr(function, "__name__", type(function).__name__))
+    return step_name(step.func if is_partial(step) else step)
 
 
 class CompileWatch:

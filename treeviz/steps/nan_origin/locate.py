@@ -25,6 +25,7 @@ from treeviz.steps.nan_origin.report import (
 from treeviz.steps.statistics import StopTraining
 from treeviz.steps.tracing.backward_rules import lines_of_backward_rules
 from treeviz.steps.tracing.primitives import inner_jaxprs
+from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import error_text, visible
 from treeviz.tree.tracers import Tracer
@@ -187,7 +188,7 @@ def _name(function: Callable, path: Any) -> str:
             name = parameters[position].name
             if parameters[position].kind is inspect.Parameter.VAR_POSITIONAL:
                 name += f"[{first.idx - position}]"
-    return visible(name + tree_util.keystr(tuple(rest)))
+    return visible(name + keystr(rest))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import jax
 
 from treeviz.steps.measure import MeasuredTree, paths_in, source_of
 from treeviz.steps.statistics import Axes, in_layers, layer_by_layer, sibling_name
+from treeviz.tree.keys import keystr
 from treeviz.tree.tracers import Tracer
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _subtrees(arguments: Sequence[Argument]) -> dict[tuple, tuple[str, int]]:
         children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_all_but_the_first())[0]
         if not (len(children) == 1 and children[0][1] is tree):
             for path, child in children:
-                queue.append((expression + jax.tree_util.keystr(path), child, first))
+                queue.append((expression + keystr(path), child, first))
                 first += len(jax.tree.leaves(child))
     return found
 

@@ -50,6 +50,7 @@ from treeviz.steps.tracing.primitives import (
 from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_params, reap, trained_with
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
+from treeviz.tree.keys import keystr
 from treeviz.tree.layers import Stacked, stacked_axes
 from treeviz.tree.runtime import full_searches_put_off, gc_paused
 from treeviz.tree.text import printable
@@ -331,7 +332,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         packed += [packed_tree for _, packed_tree in measured]
     order = unread.attempt("Findings do not know in which order the step uses the leaves", [], argument_order, program)
     names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
-    shown = [tidy[1](jax.tree_util.keystr(path)) for path in out_paths]
+    shown = [tidy[1](keystr(path)) for path in out_paths]
     if sampling is not None:
         own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
         of_args = [name for r, name in own if name.arguments and not r.changes_in_loop]

@@ -16,7 +16,7 @@ from jax import tree_util
 from treeviz.steps.measure import source_of
 from treeviz.steps.statistics import name_of_tap
 from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing
-from treeviz.tree.text import guarded, printable, printable_lines
+from treeviz.tree.text import guarded, printable, printable_lines, step_name
 
 
 class JitOptions(NamedTuple):
@@ -338,7 +338,7 @@ def _why_not_jitted(step: Any) -> str:
     if not callable(step):
         return f"a step is a function, this is a {type(step).__name__}"
     return (
-        f"`{getattr(step, '__name__', type(step).__name__)}` is not what jax.jit gave. Watch the jitted function "
+        f"`{step_name(step)}` is not what jax.jit gave. Watch the jitted function "
         "itself, inspector.watch(jax.jit(step)), before anything else is put around it"
     )
 

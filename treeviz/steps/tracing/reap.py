@@ -56,6 +56,7 @@ from treeviz.steps.tracing.primitives import (
 )
 from treeviz.steps.tracing.recompute import recompute_operands, recomputed_equations
 from treeviz.steps.tracing.unread import NotMeasured, Unread
+from treeviz.tree.text import is_any
 
 # The rule of `reap` for `shard_map`, which returns one row per device.
 
@@ -427,7 +428,7 @@ def _rewritten(jaxpr: Jaxpr, dead: Mapping[Sown, set[int]]) -> Jaxpr:
 
 
 def _inside(value: Any, dead: Mapping[Sown, set[int]]) -> Any:
-    if type(value) in (tuple, list):
+    if is_any(type(value), (tuple, list)):
         return type(value)(_inside(each, dead) for each in value)
     if isinstance(value, ClosedJaxpr):
         return ClosedJaxpr(_rewritten(value.jaxpr, dead), value.consts)

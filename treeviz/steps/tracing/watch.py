@@ -37,7 +37,7 @@ from treeviz.steps.tracing.verify import (
     verify,
 )
 from treeviz.tree.layers import Stacked, stacked_axes
-from treeviz.tree.text import error_text, printable_lines
+from treeviz.tree.text import error_text, printable_lines, step_name
 from treeviz.tree.tracers import Tracer, any_traced
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Watched:
     ) -> None:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = function_of(step)
-        self._name = f"`{getattr(step, '__name__', 'step')}`"  # as it is said in a sentence
+        self._name = f"`{step_name(step)}`"  # as it is said in a sentence
         self.watches: dict[str, Attribution] = {}
         self.notes: tuple[str, ...] = ()
         self.compared: Verification | None = None
