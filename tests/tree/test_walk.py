@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict, defaultdict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +124,22 @@ def test_200_000_levels_are_a_deep_table():
     assert table.is_leaf.sum() == 1
     assert table[0]["leaves"] == 1
     assert len(table[200_000].keystr) == 200_000 * len("[0]")
+
+
+def test_the_paths_of_a_deep_tree_take_no_memory_by_the_square_of_its_depth():
+    tree: Any = {"w": 1.0}
+    for _ in range(500):
+        tree = {"next": tree, "w": [1.0]}
+    table = treeviz.walk(tree)
+    keystr = table.keystrs()
+    tracemalloc.start()
+    for row in range(len(table)):
+        keystr(row)
+    n_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert n_bytes < 100_000  # all paths have 1 MB
+    for row in (*range(0, len(table), 101), 5, 750, 751):
+        assert keystr(row) == table[row].keystr
 
 
 @pytest.mark.large

@@ -239,21 +239,30 @@ class TreeTable:
 
     def keystrs(self) -> Callable[[int], str]:
         """A function that returns the `Row.keystr` of a row; fast for many rows, since it caches the paths of nodes."""
-        parents, known = self.parent.tolist(), {0: ""}
+        parents, known = self.parent.tolist(), {0: ("", 0)}  # a path, and the number of its keys
+        deepest = -1
 
         def keystr(row: int) -> str:
+            nonlocal deepest
             below = []
             while row not in known:
                 below.append(row)
                 row = parents[row]
-            path = known[row]
-            for row in reversed(below):
+            path, n = known[row]
+            for i in reversed(range(len(below))):
+                row, n = below[i], n + 1
                 path = path + self.key(row).keystr
-                if self.end[row] > row + 1:
-                    known[row] = path
+                if n <= _MOST_CACHED and self.end[row] > row + 1:
+                    known[row] = path, n
+                elif i == 1:  # of deep nodes only the last one, since each path is longer than the one before
+                    known.pop(deepest, None)
+                    known[row], deepest = (path, n), row
             return path
 
         return keystr
+
+
+_MOST_CACHED = 64  # keys in a path
 
 
 @dataclass(frozen=True)
