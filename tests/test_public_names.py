@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 import textwrap
 from contextlib import nullcontext
@@ -20,6 +21,15 @@ from shells import ipython
 import treeviz
 import treeviz.inspector.inspector
 import treeviz.views.text.text
+from treeviz import differ
+from treeviz.analysis.overlay import overlaid
+from treeviz.explainer import explain
+from treeviz.inspector import panel, run_log, runs
+from treeviz.integrations import treescope
+from treeviz.steps.compiles import watch
+from treeviz.steps.findings import find
+from treeviz.steps.recording import history, recorder
+from treeviz.steps.tracing import param_sampling
 
 NAMES = [name for name in treeviz.__all__ if callable(getattr(treeviz, name))]
 
@@ -158,3 +168,46 @@ def test_completion_in_ipython_offers_the_public_names_and_nothing_else(use_jedi
     with completer.provisionalcompleter():
         offered = {each.text.removeprefix("treeviz").lstrip(".") for each in completions.completions("treeviz.", 8)}
     assert {name for name in offered if not name.startswith("_")} == set(treeviz.__all__)
+
+
+PROMISED = {
+    "GradientInspector": [
+        (lambda: f"at most {recorder.MOST_LATE} inspected steps after the bad one"),
+        (lambda: f"uses at most {find._SHARE:.0%} of the time"),
+        (lambda: f"The histories of the last {runs.MOST_EARLIER} runs"),
+        (lambda: f"sample the {', '.join(ordinals(9))} … inspected step"),
+    ],
+    "GradientInspector.explore": [
+        (lambda: f"at most {panel.MOST_PER_S} times a second, and updates use at most {panel.SHARE:.0%} of the time"),
+    ],
+    "GradientInspector.keep": [(lambda: "the last second" if recorder.KEPT_WITHIN_S == 1 else "more")],
+    "GradientInspector.log_to": [
+        (lambda: f"as many as {run_log.SHARE:.0%} of the time allows"),
+        (lambda: "at most ten times a second" if run_log._Wandb.every_s == 0.1 else "more"),
+    ],
+    "GradientInspector.record_scalars": [
+        (lambda: f"up to {history.MOST_NAMES} names, {history.TRACK_BYTES >> 20} MB for each"),
+        (lambda: f"The first {history.MOST_IDS:,} are kept"),
+    ],
+    "CompileWatch": [(lambda: f"The first {watch._MOST_KEPT:,} calls that compiled")],
+    "assert_same": [(lambda: f"the first {differ._MOST_LINES}, one line each")],
+    "explain_errors": [(lambda: "more than a second" if explain.TIME_LIMIT_S == 1 else "more")],
+    "overlay": [(lambda: f"at most {overlaid._MOST:,} leaves that do not fit")],
+    "render": [(lambda: f"the first {treescope._MOST_OBJECTS} leaves of types unknown to JAX")],
+}
+
+
+def ordinals(n: int) -> list[str]:
+    """The inspected steps in which parameters are sampled."""
+    steps = [1]
+    while len(steps) < n:
+        steps.append(param_sampling.next_sampled(steps[-1]))
+    return [f"{step:,}{'st' if step == 1 else 'th'}" for step in steps]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_limits_in_a_docstring_are_those_of_the_code(name):
+    owner = watch if name == "CompileWatch" else treeviz
+    documented = " ".join((operator.attrgetter(name)(owner).__doc__ or "").split()).replace(" %", "%")
+    for promise in PROMISED[name]:
+        assert promise() in documented
