@@ -12,6 +12,9 @@ from treeviz.steps.nan_origin.locate import Inputs, KeptInputs
 from treeviz.steps.recording.decode import Arrived, copied, read
 from treeviz.steps.recording.recorder import AHEAD, BATCH, LARGE_BATCH, MOST_WAITING, Recorder
 from treeviz.steps.statistics import LIGHT
+from treeviz.steps.tracing.attribution import Attribution
+from treeviz.steps.tracing.primitives import Axis
+from treeviz.tree.layers import MOST_SCANNED
 
 TREE = jax.device_put({"a": np.array([3.0, 4.0]), "b": np.array([np.inf, 1.0]), "c": np.arange(3)})
 SOURCE = MeasuredTree("grads", ("['x']",), (2,), ("float32",), (True,))
@@ -187,3 +190,25 @@ def test_inputs_of_a_step_that_told_nothing_make_room():
     kept.seen(("", 4), [4], [4])
     assert kept.bad is not None and kept.bad.number == 4 and len(kept) == 0
     kept.keep(("", 5), pytest.fail, pytest.fail)  # the first bad one is what is looked for
+
+
+@pytest.mark.parametrize("n_micro", [(), (2,)], ids=["", "in micro-batches"])
+@pytest.mark.parametrize("n_layers", [3, MOST_SCANNED + 1])
+def test_a_tap_in_a_scan_over_layers_has_a_row_for_each_and_makes_no_steps(n_micro, n_layers):
+    """Where there are too many, as of time steps, they are joined into one."""
+    row = np.asarray(measure(act=[np.ones(4, np.float32)], statistics=LIGHT).packed["act"])
+    sources = [SOURCE, MeasuredTree("act", ("",), (4,), ("float32",), (True,), ("4",))]
+    axes = {"grads": n_micro, "act": (*n_micro, n_layers)}
+    packed = {name: np.broadcast_to(row, (*sizes, *row.shape)) for name, sizes in axes.items()}
+    watches = {
+        source.name: Attribution(source, "", tuple(Axis("step", n) for n in axes[source.name])) for source in sources
+    }
+    arrived = [Arrived(Measurement(packed, sources, LIGHT), step, watches) for step in (4, 5)]
+    (steps,) = read(arrived)
+    n = int(np.prod(n_micro))
+    assert list(steps.steps) == list(range(4 * n, 6 * n)) and list(steps.calls) == sorted([4, 5] * n)
+    act = next(source for source in steps.sources if source.name == "act")
+    is_joined = n_layers > MOST_SCANNED
+    assert act.paths == (("",) if is_joined else ("[0]", "[1]", "[2]"))
+    norms = [[2 * np.sqrt(n_layers)] if is_joined else [2.0] * n_layers] * (2 * n)
+    np.testing.assert_allclose(steps.numbers["act"]["norm"], norms)

@@ -14,9 +14,9 @@ import numpy as np
 
 from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
-from treeviz.steps.statistics import STATISTICS, Parts, in_layers, result_kind, unpack
+from treeviz.steps.statistics import STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
 from treeviz.steps.tracing.attribution import Attribution
-from treeviz.tree.layers import MOST_LAYERS
+from treeviz.tree.layers import MOST_LAYERS, MOST_SCANNED
 from treeviz.tree.text import printable
 
 Numbers = dict[str, dict[str, np.ndarray]]
@@ -98,8 +98,9 @@ class ReadSteps(NamedTuple):
 
 
 def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of the leading axes of each source: "step", "member" or "device".
+    """Return the kinds of the leading axes of each source: "step", "member", "device" or "layer".
 
+    A tap in a scan over layers has their axis as "layer": gradients are taken once for all, so it is no axis of steps.
     In a measurement that the user returned from the step, the first leading axis is assumed to be that of a loop.
     """
     axes = {}
@@ -108,6 +109,15 @@ def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
             axes[name] = tuple(axis.kind for axis in arrived.watches[name].axes)
         else:
             axes[name] = ("step", *("member",) * (len(shape) - 3))[: max(len(shape) - 2, 0)]
+    shapes = arrived.measurement.shapes
+    loops = {name: [n for n, kind in zip(shapes[name], axes[name], strict=False) if kind == "step"] for name in axes}
+    of_gradients = [sizes for name, sizes in loops.items() if kind_of(name)]
+    for name in arrived.watches.keys() & axes.keys() if of_gradients else ():
+        if not kind_of(name):
+            loop = loops[name]
+            n_common = next(n for n in range(len(loop), -1, -1) if any(loop[:n] == sizes[:n] for sizes in of_gradients))
+            steps = [i for i, kind in enumerate(axes[name]) if kind == "step"][n_common:]
+            axes[name] = tuple("layer" if i in steps else kind for i, kind in enumerate(axes[name]))
     return axes
 
 
@@ -254,9 +264,10 @@ def _is_of_ensemble(kinds: Sequence[str], watch: Attribution | None) -> bool:
 def _leaf_rows(
     source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str, parts: Parts | None
 ):
-    """Reshape numbers with any leading axes to [batch, inner steps, leaves, …]."""
+    """Reshape numbers with any leading axes to [batch, inner steps, leaves, …]; each layer is a leaf."""
     n_front = len(kinds)
-    step_axes = [i for i, kind in enumerate(kinds) if kind == "step"]
+    layer_axes = [i for i, kind in enumerate(kinds) if kind == "layer"]
+    step_axes = [i for i, kind in enumerate(kinds) if kind == "step"] + layer_axes
     member_axes = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
     rows = {}
     n_members = 1
@@ -277,7 +288,18 @@ def _leaf_rows(
             rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
     if member_axes and members == "each" and parts is None:
         source = _leaf_per_member(source, n_members)
-    return source, rows
+    if not layer_axes:
+        return source, rows
+    n_layers = int(np.prod([next(iter(numbers.values())).shape[i] for i in layer_axes], dtype=np.int64))
+    is_joined = n_layers > MOST_SCANNED  # they are more likely time steps
+    for name, values in rows.items():
+        values = values.reshape(values.shape[0], -1, n_layers, *values.shape[2:])
+        if is_joined:
+            rows[name] = STATISTICS[name].join_members(values, axis=2)
+        else:
+            values = np.moveaxis(values, 2, 3)
+            rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
+    return source if is_joined else _leaf_per_member(source, n_layers), rows
 
 
 def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
