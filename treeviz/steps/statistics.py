@@ -325,6 +325,8 @@ class MeasuredTree(NamedTuple):
       unscaled: Whether it is the gradient of a loss with a dynamic scale, by which the step divides it; empty if none
         is.
       frozen: Whether the step returns the parameter as it is for all inputs; empty if it does so with none.
+      drifts: Whether devices change the parameter each by values of its own, though it is to be equal on all; empty if
+        they do so with none.
     """
 
     name: str
@@ -337,6 +339,7 @@ class MeasuredTree(NamedTuple):
     cut_off: tuple[bool, ...] = ()
     unscaled: tuple[bool, ...] = ()
     frozen: tuple[bool, ...] = ()
+    drifts: tuple[bool, ...] = ()
 
 
 class Whole(NamedTuple):
@@ -441,7 +444,7 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
     if not any(axis is not None for axis in axes):
         return source
     fields = []
-    known = [name for name in ("cut_off", "unscaled", "frozen") if getattr(source, name)]
+    known = [name for name in ("cut_off", "unscaled", "frozen", "drifts") if getattr(source, name)]
     all_flags = [*zip(*(getattr(source, name) for name in known), strict=True)] or [()] * len(axes)
     for path, size, dtype, has_number, shape, flags, axis in zip(*source[1:6], all_flags, axes, strict=True):
         if axis is None:

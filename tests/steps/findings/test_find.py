@@ -229,6 +229,18 @@ def test_a_frozen_leaf_is_found():
     assert run.findings(thresholds=Thresholds(expected_frozen="layers/2/b")) == []
 
 
+def test_parameters_that_drift_apart_on_devices_are_an_error_first(tmp_path):
+    run = Run()
+    run.grads[:, 3] = 0
+    run.sources[0] = run.sources[0]._replace(drifts=(True,) * 24)
+    save(run.history(), tmp_path / "run.treeviz")
+    found = findings(load(tmp_path / "run.treeviz"))[0]
+    assert (found.kind, found.severity, len(found.leaves)) == ("drift", "error", 24)
+    assert found.sentence.startswith(
+        "The parameters drift apart on the devices: each changes its copy of ['layers'][*]"
+    )
+
+
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_leaves_that_the_optimizer_freezes_are_information_once_in_one_line(is_dead, tmp_path):
     run = Run()

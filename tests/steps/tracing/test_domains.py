@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
+from wild.published import on_devices
 
-from treeviz.steps.tracing.domains import frozen_arguments, structural_zeros
+from treeviz.steps.tracing.domains import drifting_arguments, frozen_arguments, structural_zeros
 from treeviz.steps.tracing.primitives import sow
 
 pytestmark = pytest.mark.oldest_jax
@@ -129,3 +131,31 @@ def test_a_parameter_that_a_step_returns_for_any_numbers_is_known_to_be_frozen(s
 @pytest.mark.parametrize("step", CHANGES.values(), ids=CHANGES)
 def test_a_parameter_that_may_change_is_not_known_to_be_frozen(step):
     assert frozen_arguments(jax.make_jaxpr(step)({"a": X}, 0.1)) == set()
+
+
+# The parameters that one step of a `shard_map` over "i" returns, and whether these drift apart on the devices.
+DRIFTS = {
+    "of each device": (lambda p, g: p - 0.1 * g, True),
+    "of each device, in a loop": (lambda p, g: lax.fori_loop(0, 3, lambda _, p: p - 0.1 * jnp.sin(g), p), True),
+    "of each device, after a mean of the others": (lambda p, g: p - lax.pmean(0.1, "i") * g, True),
+    "mean": (lambda p, g: p - 0.1 * lax.pmean(g, "i"), False),
+    "mean, in a loop": (lambda p, g: lax.fori_loop(0, 3, lambda _, p: p - 0.1 * lax.psum(g, "i"), p), False),
+    "gathered": (lambda p, g: p - 0.1 * lax.all_gather(g, "i").sum(0), False),
+    "largest": (lambda p, g: p - 0.1 * lax.pmax(g, "i"), False),
+    "of no device": (lambda p, g: p * 0.9, False),
+}
+
+
+@pytest.mark.parametrize(("step", "drifts"), DRIFTS.values(), ids=DRIFTS)
+def test_parameters_to_which_each_device_adds_its_own_gradient_drift_apart(step, drifts):
+    def whole(p, x):
+        return step(p["a"], jax.grad(lambda a: jnp.sum(jnp.sin(a * x)))(p["a"]))
+
+    x = np.ones((2, 3), np.float32)
+    of_devices = on_devices(whole, "i", (PartitionSpec(), PartitionSpec("i")), PartitionSpec())
+    assert drifting_arguments(jax.make_jaxpr(jax.jit(of_devices))({"a": X}, x)) == ({0} if drifts else set())
+
+
+def test_a_part_of_the_parameters_on_each_device_may_differ():
+    of_devices = on_devices(lambda p, x: p - 0.1 * x, "i", (PartitionSpec("i"),) * 2, PartitionSpec("i"))
+    assert drifting_arguments(jax.make_jaxpr(of_devices)(X[:2], X[:2])) == set()

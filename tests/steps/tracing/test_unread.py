@@ -102,6 +102,7 @@ ANALYSES = {
     "OptimizerInputs": instrumented,
     "structural_zeros": instrumented,
     "frozen_arguments": instrumented,
+    "drifting_arguments": instrumented,
     "argument_order": instrumented,
     "measure_step_params": instrumented,
     "count_in_results": instrumented,

@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     "nonfinite": nonfinite.nonfinite_results,
     "exploding": norms.exploding,
     "result": nonfinite.other_results,
+    "drift": nonfinite.drifting,
     "dead": dead.dead,
     "frozen": nonfinite.frozen_results,
     "vanishing": norms.vanishing,

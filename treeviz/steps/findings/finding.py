@@ -43,7 +43,7 @@ class Finding:
             print(finding.kind, finding.path, finding.first, finding.sentence)
 
     Attributes:
-      kind: "nonfinite", "exploding", "result", "vanishing", "dead", "frozen", "spike", "imbalance", "ratio",
+      kind: "nonfinite", "exploding", "result", "vanishing", "dead", "drift", "frozen", "spike", "imbalance", "ratio",
         "underflow", "clipping", "redundant".
       source: The name of the tree: "grads", "updates", "loss result"; "scalars" for scalars from `record_scalars`.
       path: The key path of the leaf that is the cause or the worst; "" for the whole tree. For a scalar, its name.

@@ -335,6 +335,22 @@ def frozen(tree: Searched) -> Iterator[Finding]:
         yield _no_update(tree, leaves, dtypes, len(leaves) == has_gradient.sum(), (first, until), n_steps, when)
 
 
+def drifting(tree: Searched) -> Iterator[Finding]:
+    """Parameters that each device changes by its own gradient, as the program shows."""
+    leaves = np.flatnonzero(tree.source.drifts).tolist() if kind_of(tree.name) == "grads" else []
+    if not leaves or "#" in tree.name:
+        return
+    paths = [tree.path(leaf) for leaf in leaves]
+    yield Finding(
+        "drift", tree.name, "", -1, *tree.span, (("leaves", len(leaves)),),
+        f"The parameters drift apart on the devices: each changes its copy of {listed_alike(paths)} by gradients of "
+        "its own, and the step returns them as if all were equal.",
+        'Average the gradients before the update, jax.lax.pmean(grads, "…"). shard_map finds this with check_vma=True.',
+        tuple(leaves),
+        rank=Rank.TRAINING_ENDS, severity="error",
+    )  # fmt: skip
+
+
 def _no_update(tree: Searched, leaves, dtypes, is_all: bool, span: tuple[int, int], n_steps: int, when: str) -> Finding:
     """The finding about leaves that no update changed, though they have gradients."""
     subject = "All parameters" if is_all else listed_alike([tree.path(leaf) for leaf in leaves])

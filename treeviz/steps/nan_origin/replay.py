@@ -32,9 +32,10 @@ from treeviz.steps.tracing.primitives import (
     last_uses,
     open_jaxpr,
     scan_parts,
+    specs_of,
     while_parts,
 )
-from treeviz.steps.tracing.reap import shard_map_like, specs_of, varying_axes
+from treeviz.steps.tracing.reap import shard_map_like, varying_axes
 
 # The kinds of non-finite values in an array, as three bits that stay on the device until they are read.
 

@@ -322,6 +322,7 @@ def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         cut_off=repeated(source.cut_off),
         unscaled=repeated(source.unscaled),
         frozen=repeated(source.frozen),
+        drifts=repeated(source.drifts),
     )
 
 

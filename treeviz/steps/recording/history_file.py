@@ -2,7 +2,7 @@
 
 A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
 "run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
-"stacks", "cut_off", "unscaled", "frozen"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars":
+"stacks", "cut_off", "unscaled", "frozen", "drifts"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars":
 {"n_appended", "tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}, "forward": {source:
 [leaf]}}`; "scalars" only if there are some, and "forward", the order in which the step uses the leaves, only if that is
 known. The arrays of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code,
@@ -337,7 +337,7 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
         source = MeasuredTree(str(name), *map(tuple, leaf_fields))
         is_consistent = len({len(values) for values in source[1:5]}) == 1
         is_consistent &= {*map(len, source[7:])} <= {0, len(source.paths)}
-        for values, kind in zip(source[1:], (str, int, str, int, str, str, int, int, int), strict=True):
+        for values, kind in zip(source[1:], (str, int, str, int, str, str, int, int, int, int), strict=True):
             is_consistent &= all(isinstance(value, kind) for value in values)
         if not is_consistent:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")

@@ -27,13 +27,16 @@ from treeviz.steps.tracing.primitives import (
     SCAN,
     SCATTER_ADDS,
     SHARD_MAP,
+    WHILE,
     Sown,
+    axes_in,
     holds_sown,
     open_jaxpr,
     programs,
     scan_parts,
     shape_and_dtype,
     sow_p,
+    specs_of,
 )
 
 
@@ -258,6 +261,52 @@ def frozen_arguments(program: ClosedJaxpr) -> frozenset[int]:
     return frozenset(frozen - changed)
 
 
+def drifting_arguments(program: ClosedJaxpr) -> frozenset[int]:
+    """The numbers of the arguments to which each device adds values of its own, though they are to be equal on all.
+
+    `shard_map` does not check that with `check_vma=False`, so that a forgotten `psum` of gradients is no error.
+    """
+    n = len(program.jaxpr.invars)
+    drifting = forward(program, _Varying(), [frozenset()] * n)
+    if not any(drifting):
+        return frozenset()
+    shares = (value.shares for value in forward(program, _SumsInLoops(), [_Value({i: _WHOLE}) for i in range(n)]))
+    return frozenset(
+        p
+        for v, axes, of_result in zip(program.jaxpr.outvars, drifting, shares, strict=True)
+        for p, share in of_result.items()
+        if axes and share.is_main and shape_and_dtype(program.jaxpr.invars[p]) == shape_and_dtype(v)
+    )
+
+
+class _Varying(Domain[frozenset[str]]):
+    """Knows along which axes of a mesh a value differs inside a `shard_map`; results differ against their specs."""
+
+    enters = CALLS | {COND, SCAN, WHILE}
+
+    def unknown(self, atom: Any) -> frozenset[str]:
+        return frozenset()
+
+    def join(self, values: Sequence[frozenset[str]], atom: Any) -> frozenset[str]:
+        return frozenset().union(*values)
+
+    def results(self, eqn: Any, operands: Sequence[frozenset[str]]) -> Sequence[frozenset[str]]:
+        name, p, axes = eqn.primitive.name, eqn.params, frozenset().union(*operands)
+        if name == SHARD_MAP:
+            if p.get("check_vma", p.get("check_rep")):
+                return ()
+            inside = forward(p["jaxpr"], self, [frozenset(axes_in(spec)) for spec in specs_of(p, "in", eqn.invars)])
+            return [axes - {*axes_in(spec)} for axes, spec in zip(inside, specs_of(p, "out", eqn.outvars), strict=True)]
+        named = p.get("axes", p.get("axis_name", ()))
+        named = frozenset(named if isinstance(named, tuple) else [named]) if _is_over_devices(name) else frozenset()
+        is_split = name in ("axis_index", "all_to_all", "reduce_scatter")
+        return [axes | named if is_split else axes - named] * len(eqn.outvars)
+
+
+def _is_over_devices(name: str) -> bool:
+    return name in DEVICE_SUMS | GATHERS or name in ("pmax", "pmin", "axis_index", "all_to_all", "reduce_scatter")
+
+
 def _candidates(p: int, sums: Sequence[int], is_unchanged: set[int], shares: Sequence[Shares]) -> list[int]:
     """The best of the results that are `p` plus something. A result that is `p` itself comes last."""
     sums = [i for i in sums if i not in is_unchanged] or sums
@@ -345,6 +394,10 @@ class _Sums(Domain[_Value]):
         if name in _ARITHMETIC and None not in numbers:
             return [_Value(number=_ARITHMETIC[name](*numbers))]
         return [_Value(is_near_one=True)] if name == "sub" and numbers[0] == 1.0 else ()
+
+
+class _SumsInLoops(_Sums):
+    enters = _Sums.enters | {SCAN, WHILE}
 
 
 def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:

@@ -30,7 +30,7 @@ from treeviz.steps.statistics import (
 )
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
-from treeviz.steps.tracing.domains import Path, argument_order, frozen_arguments, structural_zeros
+from treeviz.steps.tracing.domains import Path, argument_order, drifting_arguments, frozen_arguments, structural_zeros
 from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs
@@ -317,8 +317,10 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     names = attribute_gradients(found, arguments, match=match, trained=trained)
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
     frozen = unread.attempt("Parameters that the step never changes are not known", (), frozen_arguments, program)
+    drifting = unread.attempt("Parameters that devices change apart are not known", (), drifting_arguments, program)
     names = [
-        name and _flagged(name, zeros.get(r.tagged or r.sown, ()), frozen) for r, name in zip(found, names, strict=True)
+        name and _flagged(name, zeros.get(r.tagged or r.sown, ()), frozen, drifting)
+        for r, name in zip(found, names, strict=True)
     ]
     names, labels = (names, []) if received is None else _labelled(found, names, received, updates)
     notes = [*_notes_of_loops(found, names), *_notes_of_left_out(left_out), *labels, *layers.notes]
@@ -404,16 +406,20 @@ def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
     return found
 
 
-def _flagged(name: Attribution, zeros: Collection[int], frozen: Collection[int]) -> Attribution:
-    """The name, with flags for leaves whose gradients are zero by construction, and for frozen ones.
+def _flagged(
+    name: Attribution, zeros: Collection[int], frozen: Collection[int], drifting: Collection[int]
+) -> Attribution:
+    """The name, with flags for leaves whose gradients are zero by construction, and for frozen and drifting ones.
 
     Args:
       zeros: The numbers of the former, counted among those with numbers.
       frozen: The numbers of the arguments that the step never changes.
+      drifting: The numbers of those that each device changes by values of its own.
     """
     places, n = [leaf for leaf, has in enumerate(name.source.has_number) if has], len(name.source.paths)
     of_flags = {"cut_off": {places[i] for i in zeros}}
-    of_flags["frozen"] = {leaf for leaf, i in zip(places, name.arguments, strict=False) if i in frozen}
+    for flag, numbers in (("frozen", frozen), ("drifts", drifting)):
+        of_flags[flag] = {leaf for leaf, i in zip(places, name.arguments, strict=False) if i in numbers}
     flags: dict[str, Any] = {f: tuple(leaf in leaves for leaf in range(n)) for f, leaves in of_flags.items() if leaves}
     return name._replace(source=name.source._replace(**flags))
 

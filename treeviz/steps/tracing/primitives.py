@@ -498,3 +498,22 @@ def _divides(eqn: Any, n: int) -> bool:
     if eqn.primitive.name not in ("div", "mul") or not isinstance(by, Literal) or n == 1:
         return False
     return bool(np.all(np.isclose(np.float32(by.val), n if eqn.primitive.name == "div" else 1 / n)))
+
+
+# The parameters of a `shard_map`.
+
+
+def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any]:
+    """The `PartitionSpec` of each operand, "in", or result, "out"."""
+    if f"{which}_specs" in p:
+        return p[f"{which}_specs"]
+    # jax 0.4 has a dict instead: the axes of the mesh by the number of the dimension
+    return [
+        PartitionSpec(*(names.get(i) for i in range(len(value.aval.shape))))
+        for names, value in zip(p[f"{which}_names"], values, strict=True)
+    ]
+
+
+def axes_in(spec: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes in a `PartitionSpec`, or in a part of it."""
+    return tuple(name for each in spec for name in (each if isinstance(each, tuple) else (each,)) if name is not None)

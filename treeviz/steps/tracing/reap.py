@@ -36,6 +36,7 @@ from treeviz.steps.tracing.primitives import (
     Reaped,
     Sown,
     adds_copies,
+    axes_in,
     bind,
     called_jaxpr,
     consts_of,
@@ -51,6 +52,7 @@ from treeviz.steps.tracing.primitives import (
     size_of,
     sow_p,
     sown_in,
+    specs_of,
     sums_of_sown,
     while_parts,
 )
@@ -106,12 +108,12 @@ class Devices(NamedTuple):
             spec, shape = (None if origin is None else self.operands[origin]) or (None, None)
             spec = spec if shape == value.shape else None  # else it is of a part, as in a loop over it, or of a batch
             spec = PartitionSpec() if spec is None and not differs else spec
-            is_whole = is_whole and spec is not None and differs <= {*_named_in(spec)}
+            is_whole = is_whole and spec is not None and differs <= {*axes_in(spec)}
             specs.append(spec)
 
         def why_not(i: int, axis: int) -> str:
             spec = specs[i]
-            is_known = spec is not None and (is_whole or not (_named_in(spec[axis : axis + 1]) or self.is_inner))
+            is_known = spec is not None and (is_whole or not (axes_in(spec[axis : axis + 1]) or self.is_inner))
             return "" if is_known else "which device of the `shard_map` has which of them is not known"
 
         return tuple(spec for spec in specs if spec is not None) if is_whole else (), why_not
@@ -122,7 +124,7 @@ class Devices(NamedTuple):
         for leaf, has in enumerate(source.has_number if shards else ()):
             spec, shape = next(left) if has else (), list(shape_of(source.shapes[leaf]))
             for dim, names in enumerate(spec):
-                shape[dim] *= self._n(_named_in([names]))
+                shape[dim] *= self._n(axes_in([names]))
             sizes[leaf] = math.prod(shape) if has else sizes[leaf]
             shapes[leaf] = ",".join(map(str, shape))
         return source._replace(sizes=tuple(sizes), shapes=tuple(shapes))
@@ -138,13 +140,13 @@ class Devices(NamedTuple):
         source, layers = reaped.sown.source, reaped.sown.axes
         for leaf, has in enumerate(source.has_number):
             spec, axis = next(left) if has else (), layers[leaf] if layers else None
-            of_layers = () if axis is None else _named_in(spec[axis : axis + 1])
+            of_layers = () if axis is None else axes_in(spec[axis : axis + 1])
             n_blocks = self._n(of_layers)  # of layers, each on other devices
             n = 1 if axis is None else shape_of(source.shapes[leaf])[axis] // n_blocks
             block, is_first = np.zeros_like(places[axes[0]]), np.ones_like(places[axes[0]], bool)
             for name in of_layers:
                 block = block * self.sizes[name] + places[name]
-            for name in set(axes) - set(_named_in(spec)):
+            for name in set(axes) - set(axes_in(spec)):
                 is_first &= places[name] == 0
             for k in range(n_blocks):
                 devices = np.flatnonzero(is_first & (block == k)).tolist()
@@ -154,11 +156,6 @@ class Devices(NamedTuple):
 
     def _n(self, names: Sequence[str]) -> int:
         return math.prod(self.sizes[name] for name in names)
-
-
-def _named_in(spec: Iterable[Any]) -> tuple[str, ...]:
-    """The mesh axes in a `PartitionSpec`, or in a part of it."""
-    return tuple(name for each in spec for name in (each if isinstance(each, tuple) else (each,)) if name is not None)
 
 
 def _type_of(x: Any) -> Any:
@@ -201,7 +198,7 @@ def _of_first(packed: Any) -> Any:
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
     """Whether the devices may measure different rows."""
     if reaped.shards:
-        return any(map(_named_in, reaped.shards))
+        return any(map(axes_in, reaped.shards))
     if p.get("check_vma"):
         return any(varying_axes(p, _type_of(x)) for x in jax.tree.leaves(packed))
     return not reaped.summed_over >= set(axes)
@@ -222,17 +219,6 @@ def _manual_axes(p: dict[str, Any]) -> frozenset[str]:
         if name in p:
             return frozenset(p[name])
     return frozenset(p["mesh"].axis_names) - frozenset(p.get("auto", ()))
-
-
-def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[Any]:
-    """The `PartitionSpec` of each operand, "in", or result, "out"."""
-    if f"{which}_specs" in p:
-        return p[f"{which}_specs"]
-    # jax 0.4 has a dict instead: the axes of the mesh by the number of the dimension
-    return [
-        PartitionSpec(*(names.get(i) for i in range(len(value.aval.shape))))
-        for names, value in zip(p[f"{which}_names"], values, strict=True)
-    ]
 
 
 def shard_map_like(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Callable:
