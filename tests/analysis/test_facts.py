@@ -63,10 +63,19 @@ def test_host_memory_is_counted_apart():
     assert placement(tree) == (4, 32, 8008, ["32 B on each of 4 devices", "8.0 kB in host memory"])
 
 
+def deleted_key() -> jax.Array:
+    key = jax.random.key(0)
+    key.delete()
+    return key
+
+
 def test_an_array_that_is_deleted_holds_nothing():
     tree = [put(on(0, 4, P("x"))), put(on(0, 4, P("x")))]
     tree[0].delete()
     assert placement(tree)[:2] == (4, 128)
+    table = treeviz.walk({"arrays": tree, "key": deleted_key()})
+    assert [row["bytes"] for row in table] == [512, 512, 0, 512, 0]
+    assert "512 B" in table.headline
 
 
 def test_stages_of_a_pipeline_name_the_fullest_and_the_emptiest_device():

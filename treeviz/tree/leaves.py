@@ -518,7 +518,8 @@ class FactTable:
         """The facts of an array, or of the aval of one."""
         shape = dimensions(array.shape)
         n_elements = _product(shape)
-        n_bytes = n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
+        # a deleted array holds nothing
+        n_bytes = 0 if kind == "deleted" else n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
         dtype = self._dtype_name(array.dtype)
         n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
         return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype, weak, sharding=sharding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_on_a_disk_that_is_full_it_raises_at_once_and_leaves_nothing_behind(tmp_
 # Other runs
 
 
-@pytest.mark.parametrize("content", ["a run", "damaged", "something else", "nothing", "moved"])
+@pytest.mark.parametrize("content", ["a run", "damaged", "something else", "nothing", "moved", "a pipe"])
 def test_a_file_that_is_not_of_this_run_stays_and_this_one_takes_a_new_name(tmp_path, content):
     path = tmp_path / "a.treeviz"
     train(kept(path, 0), 1)  # which then crashed
@@ -201,9 +202,11 @@ def test_a_file_that_is_not_of_this_run_stays_and_this_one_takes_a_new_name(tmp_
         path.write_bytes(path.read_bytes()[:-40])
     if content in ("something else", "nothing"):
         path.write_text("my notes" if content == "something else" else "")
-    if content == "moved":  # without its journal
+    if content in ("moved", "a pipe"):  # without its journal
         path.unlink()
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    if content == "a pipe":  # to read it is to wait for a writer
+        os.mkfifo(path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if not file.is_fifo()}
     history = History([source()])
     assert keep(history, path) == tmp_path / "a-2.treeviz"
     train(history, 7)

@@ -258,6 +258,8 @@ def load(path: str | os.PathLike) -> History:
 def run_in(path: Path) -> str:
     """Return the identifier of the run in a file; empty if it is not a history. Takes well below a millisecond."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return ""
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             return str(_header(archive)["run"])
     except Exception:
