@@ -165,6 +165,7 @@ def printed() -> TreeTable:
         (2, Key("[:, 0]", "[:, 0]", "0", ("[:, 0]",)), one),
         (2, across, one),
     ]
+    rows += [(1, Key(".kernel", ".kernel.value", "kernel", (".kernel", ".value")), one)]  # 10, a variable of NNX
     return table("tree", [(0, 0, node("dict")), *rows])
 
 

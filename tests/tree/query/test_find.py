@@ -15,7 +15,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.keys import Key
-from treeviz.tree.query.find import find, matches
+from treeviz.tree.query.find import find, matches, on_path
 from treeviz.tree.table import Row, TreeTable
 
 CASES = json.loads((Path(__file__).parents[2] / "query_cases.json").read_text(encoding="utf-8"))
@@ -195,6 +195,9 @@ def test_every_row_of_a_strange_tree_is_found_by_what_it_says(name):
     for row in list(tree)[1:50]:
         segment = row.table.key(row.number).segment
         assert '"' in segment or not segment or row.number in np.flatnonzero(matches(tree, f'key:"{segment}"'))
+    for row in list(tree)[1:50] if len(tree) < 1000 else ():
+        is_plain = re.fullmatch(r"(\.\w+|\['\w+'\]|\[-?\d+\])+", row.keystr) and name != "keys of all types"
+        assert not is_plain or (on_path(tree, row.keystr)[row.number] and matches(tree, row.keystr)[row.number])
 
 
 def test_looking_does_not_change_the_table():

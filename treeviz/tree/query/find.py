@@ -34,6 +34,7 @@ _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})", re.ASCII)
 _STEP = re.compile(
     rf"{_QUOTED_KEY}|\[(?:(?::, ?)*|<flat index )(?P<index>-?\d+)>?\]|(?P<class>\[[^][]*\])|\.", re.ASCII
 )
+_INTO_BOX = re.compile(r"(?<=.)\.(raw_)?value$")
 _DIGITS = frozenset("0123456789")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 _COMPARE = {
@@ -346,6 +347,9 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
     start, accept = _closed(1, stay), 1 << len(pattern)
     restart = 0 if from_root else start
     moves_of: dict[int, list[int]] = {}  # by key code, and by minus the position for an index
+    # NNX prints the value of a variable, which is its row.
+    into_box = sum(1 << i for i, segment in enumerate(pattern) if segment in ("value", "raw_value"))
+    boxes = {code for code, key in enumerate(table.keys) if _INTO_BOX.search(key.keystr)} if into_box else ()
     states = [start]  # of the previous row and of its ancestors
     found = [bool(start & accept)]
     rows = zip(table.depth.tolist(), table.key_codes.tolist(), table.position.tolist(), strict=True)
@@ -362,6 +366,8 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
             state = (state & move) << 1 | state & stay | restart
             if stay:
                 state = _closed(state, stay)
+        if code in boxes:
+            state |= _closed((state & into_box) << 1, stay)
         found.append(state & accept != 0)
         del states[depth:]
         states.append(state)

@@ -102,6 +102,9 @@ function onKeys(tree, index, pattern, fromRoot) {
   const again = fromRoot ? 0 : closed(1);
   const { n, parent } = tree;
   const moves = byKey(index, [], (key) => movesOf(key.segment));
+  // NNX prints the value of a variable, which is its row.
+  const intoBox = pattern.reduce((moves, segment, i) => moves | (+/^(raw_)?value$/.test(segment) << i), 0);
+  const boxes = intoBox ? byKey(index, new Uint8Array(n), (key) => +/.\.(raw_)?value$/.test(key.keystr)) : null;
   const states = new Int32Array(n);
   const found = new Uint8Array(n);
   states[0] = closed(1);
@@ -109,6 +112,7 @@ function onKeys(tree, index, pattern, fromRoot) {
   for (let row = 1; row < n; row++) {
     let state = states[parent[row]];
     for (const move of moves[row]) state = closed(((state & move) << 1) | (state & stay) | again);
+    if (boxes?.[row]) state |= closed((state & intoBox) << 1);
     states[row] = state;
     found[row] = +!!(state & accept);
   }
