@@ -29,7 +29,7 @@ from treeviz.integrations import treescope
 from treeviz.steps.compiles import watch
 from treeviz.steps.findings import find
 from treeviz.steps.recording import history, recorder
-from treeviz.steps.tracing import param_sampling
+from treeviz.steps.tracing import param_sampling, verify
 
 NAMES = [name for name in treeviz.__all__ if callable(getattr(treeviz, name))]
 
@@ -177,6 +177,7 @@ PROMISED = {
         (lambda: f"The histories of the last {runs.MOST_EARLIER} runs"),
         (lambda: f"sample the {', '.join(ordinals(9))} … inspected step"),
     ],
+    "GradientInspector.watch": [(lambda: f"Inspected steps {compared_steps()} and so on are compared")],
     "GradientInspector.explore": [
         (lambda: f"at most {panel.MOST_PER_S} times a second, and updates use at most {panel.SHARE:.0%} of the time"),
     ],
@@ -197,6 +198,11 @@ PROMISED = {
 }
 
 
+def compared_steps() -> str:
+    first, n, growth = verify.AT_CALL, verify.N_CALLS, verify.GROWTH
+    return f"{first} to {first + n - 1}, {', '.join(f'{first * growth**i:,}' for i in (1, 2, 3))}"
+
+
 def ordinals(n: int) -> list[str]:
     """The inspected steps in which parameters are sampled."""
     steps = [1]
@@ -211,3 +217,11 @@ def test_the_limits_in_a_docstring_are_those_of_the_code(name):
     documented = " ".join((operator.attrgetter(name)(owner).__doc__ or "").split()).replace(" %", "%")
     for promise in PROMISED[name]:
         assert promise() in documented
+
+
+def test_the_questions_name_the_steps_that_are_compared():
+    for page in ("faq.md", "guide/gradients.md", "benchmarks.md"):
+        text = (Path(__file__).parents[1] / "docs" / page).read_text("utf-8")
+        assert f"inspected steps {compared_steps()} and so on" in " ".join(text.split()).replace(
+            "Inspected", "inspected"
+        )

@@ -234,8 +234,9 @@ class GradientInspector:
         Args:
           step: A function returned by `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled or not.
           exact: True: always run the original step, and measure in a second execution, at about twice the cost; steps
-            with effects are refused. "auto": only if measuring changes a bit of the results. Four steps from the 16th
-            on are compared to find out, and `notes` shows the outcome.
+            with effects are refused. "auto": only if measuring changes a bit of the results. Inspected steps 16 to
+            19, 64, 256, 1,024 and so on are compared to find out, for "auto" also the first, and `notes` shows the
+            outcome.
           gradients: For a step that gets gradients from another jitted function, `apply(params, opt_state, grads)`: the
             name of that parameter, "grads". They are measured there, together with the parameters and updates.
 

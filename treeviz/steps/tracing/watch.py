@@ -219,8 +219,8 @@ def watch(
     if the step returns them, what it returns besides what it was given, and the 16 smallest of the parameters' new
     values, of which it also tells whether they are the old ones.
 
-    XLA may round a result of the second program differently. To know, four inspected calls from the 16th on also run
-    the step itself, on copies of what it donates, and a thread compares all bytes, until one differs. Where they do,
+    XLA may round a result of the second program differently. To know, inspected calls 16 to 19, 64, 256, 1,024 … also
+    run the step itself, on copies of what it donates, and a thread compares all bytes, until one differs; then
     `Watched.notes` says how much. Not compared are steps with effects, which would happen twice, those of several
     processes, and where the copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
 
