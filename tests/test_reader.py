@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import sys
 from pathlib import Path
 
 import jax
 import ml_dtypes
+import mutated_files
 import numpy as np
 import pytest
 
@@ -237,6 +239,45 @@ def test_a_shard_that_is_missing_outside_or_lacks_a_tensor_is_named(tmp_path):
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(LoadError, match=r"the shard model-00002-of-00002\.safetensors is not there"):
         read(tmp_path)
+
+
+REFUSED = "is a link to .*, which is not in the folder that is read. To follow it, pass follow_links=True"
+
+
+def test_links_out_of_a_folder_are_followed_only_if_asked_for_or_in_a_cache_of_hugging_face(tmp_path):
+    outside, model, cache = tmp_path / "outside", tmp_path / "model", tmp_path / "models--a--b"
+    snapshot, blobs = cache / "snapshots" / "abc", cache / "blobs"
+    for folder in (outside, model, snapshot, blobs):
+        folder.mkdir(parents=True)
+    mutated_files.index(outside)
+    whole = repr(read(outside))
+    for file in outside.iterdir():
+        (model / file.name).symlink_to(file)
+        shutil.copy(file, blobs)
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    for path in (model / "m.safetensors", snapshot, snapshot / "m.safetensors.index.json"):
+        assert repr(read(path)) == whole
+    (snapshot / "m.safetensors").unlink()
+    (snapshot / "m.safetensors").symlink_to(outside / "m.safetensors")
+    for path in (model, model / "m.safetensors.index.json", snapshot):
+        with pytest.raises(LoadError, match=REFUSED):
+            read(path)
+        assert repr(read(path, follow_links=True)) == whole
+
+
+@pytest.mark.parametrize("link", ["a", "a/0.0", "a/.zarray", "_METADATA"])
+def test_links_out_of_a_folder_of_orbax_are_followed_only_if_asked_for(tmp_path, link):
+    mutated_files.zarr(tmp_path)
+    path, outside = tmp_path / "zarr" / link, tmp_path / "outside"
+    if path.exists():
+        path.rename(outside)
+    else:
+        outside.write_text('{"tree_metadata": {}}')
+    path.symlink_to(outside)
+    with pytest.raises(LoadError, match=REFUSED):
+        np.asarray(read(tmp_path / "zarr")["a"])
+    followed = read(tmp_path / "zarr", follow_links=True)
+    assert followed == {} if link == "_METADATA" else np.asarray(followed["a"]).shape == (3, 2)
 
 
 def test_values_are_compared_with_those_of_a_file_piece_by_piece(tmp_path, monkeypatch):

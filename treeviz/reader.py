@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from treeviz.tree.files.arrays import (
     read_safetensors,
     read_shards,
 )
-from treeviz.tree.files.entries import LoadError, mode_of, nested, with_scales, without_repeats
+from treeviz.tree.files.entries import LoadError, mode_of, nested, only_below, with_scales, without_repeats
 from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
@@ -119,7 +120,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
+def read(path: str | os.PathLike[str], *, like: Any = None, follow_links: bool = False) -> Any:
     """Read a checkpoint without its values, as a tree to render, compare, check and explore.
 
         params = {"layers": [{"w": np.ones((3, 4)), "b": np.zeros(4)}]}
@@ -138,12 +139,13 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
 
     Names such as "layers.0.w" or "layers/0/w" become nested dicts, and lists if the parts are numbers from 0. Takes
     about 10 µs per array, and reads no values. Pickles are never loaded, except those of PyTorch files, by PyTorch with
-    `weights_only`. Nothing outside the file or folder is read.
+    `weights_only`. Links in a folder that lead out of it are refused, except to the blobs of a Hugging Face cache.
 
     Args:
       path: A file, a folder, or "package.module:name".
       like: For `.eqx`, which stores no names: the model, its shapes from `eqx.filter_eval_shape`, or
         "package.module:name". Without it, the tree is a list.
+      follow_links: Also read what links in a folder lead to, wherever it is.
 
     Returns:
       A tree of the text and numbers in the checkpoint, and of leaves with `.shape`, `.dtype`, `.nbytes` and `.name`,
@@ -164,7 +166,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None) -> Any:
         suffix, reader = _of_file(path)
         format_name = f"{suffix} file"
     try:
-        with gc_paused():
+        with gc_paused(), nullcontext() if follow_links else only_below(path):
             contents = reader(path)
             tree = nested(with_scales(without_repeats(list(contents)))) if isinstance(contents, Iterator) else contents
         if like is None:

@@ -77,6 +77,7 @@ def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "
     formats = "; ".join([", ".join(READERS), *others])
     parser.add_argument(name, metavar="FILE", help=formats, **options)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")
+    parser.add_argument("--follow-links", action="store_true", help="read what links in a folder lead to, anywhere")
 
 
 def load(source: str, options: argparse.Namespace) -> Any:
@@ -86,7 +87,7 @@ def load(source: str, options: argparse.Namespace) -> Any:
     has_other_files = len(getattr(options, "files", ())) > 1  # only .eqx files need --like then
     like = None if has_other_files and not source.lower().endswith(".eqx") else options.like
     like = None if like is None else _from_python(like)
-    tree = _from_python(source) if is_in_python(source) else read(source, like=like)
+    tree = _from_python(source) if is_in_python(source) else read(source, like=like, follow_links=options.follow_links)
     expect(tree)
     return tree
 

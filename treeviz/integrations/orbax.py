@@ -25,6 +25,7 @@ from treeviz.tree.files.arrays import read_msgpack
 from treeviz.tree.files.entries import (
     LoadError,
     Unread,
+    check_link,
     check_size_of_json,
     is_file,
     n_bytes_of,
@@ -32,6 +33,7 @@ from treeviz.tree.files.entries import (
     nested,
     parse_json,
     read_bounded,
+    roots,
 )
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import class_name, visible
@@ -63,7 +65,7 @@ class Headers:
     has_all_chunks = False
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._roots = folder, roots.get()
         self.has_database = (folder / "manifest.ocdbt").is_file()
         self._manifest = self._read_manifest()
 
@@ -99,10 +101,9 @@ class Headers:
                     yield name, result.value
 
     def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
-        root = self._folder.resolve()
         for name in names:
             path = self._folder / name / header
-            if "\0" in name or not path.resolve().is_relative_to(root):
+            if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
                 raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
             if is_file(path):
                 yield name, read_bounded(path, _MOST_HEADER)
@@ -152,17 +153,21 @@ class Headers:
 
     def _database_files(self) -> Iterator[Path]:
         for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
-            if not path.is_file():  # TensorStore would wait for a pipe
-                raise ValueError(f"{visible(path.name, 100)} in it is no file")
-            yield path
+            yield self._checked(path)
 
     def _files_of(self, name: str) -> Iterator[Path]:
         """The files of an array that has its own folder."""
-        for folder, _, names in os.walk(self._folder / name):
-            for path in map(Path(folder).joinpath, names):
-                if not path.is_file():
-                    raise ValueError(f"{visible(path.name, 100)} in it is no file")
-                yield path
+        for folder, inner, names in os.walk(self._folder / name):
+            for path in map(Path(folder).joinpath, inner):
+                if path.is_symlink():  # `walk` does not follow it, but TensorStore would
+                    raise ValueError(f"{visible(path.name, 100)} in it is a link to a folder")
+            yield from (self._checked(Path(folder, name)) for name in names)
+
+    def _checked(self, path: Path) -> Path:
+        if not path.is_file():  # TensorStore would wait for a pipe
+            raise ValueError(f"{visible(path.name, 100)} in it is no file")
+        check_link(path, self._roots)
+        return path
 
 
 class _Values(NamedTuple):

@@ -14,7 +14,17 @@ import numpy as np
 
 from treeviz.integrations import not_installed
 from treeviz.tree.files.arrays import Pairs, read_index
-from treeviz.tree.files.entries import LoadError, Unread, check_unchanged, nested, refuse, state_of, with_scales
+from treeviz.tree.files.entries import (
+    LoadError,
+    Unread,
+    check_link,
+    check_unchanged,
+    nested,
+    refuse,
+    roots,
+    state_of,
+    with_scales,
+)
 from treeviz.tree.stored import CHUNK, Stored
 from treeviz.tree.text import error_text, visible
 
@@ -43,6 +53,7 @@ def _named_tensors(path: Path) -> Pairs:
 
 def _loaded(path: Path) -> tuple[Any, _Converter]:
     """The contents of a file, and what makes a tree of them."""
+    check_link(path, roots.get())
     with open(path, "rb") as file:
         state = state_of(file)
         _check_archive(path, file)

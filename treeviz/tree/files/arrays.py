@@ -27,6 +27,7 @@ from treeviz.tree.files.entries import (
     At,
     LoadError,
     Unread,
+    check_link,
     check_size_of_json,
     check_unchanged,
     is_file,
@@ -34,6 +35,7 @@ from treeviz.tree.files.entries import (
     parse_json,
     read_bounded,
     refuse,
+    roots,
     state_of,
     without_repeats,
 )
@@ -345,6 +347,7 @@ def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
         raise ValueError(f"the shard {shown!r} is not in its folder: nothing outside is read")
     if not is_file(path):
         raise LoadError(f"{visible(str(folder), 500)}: the shard {shown} is not there")
+    check_link(path, roots.get())
     try:
         yield from read(path)
     except (ValueError, TypeError, KeyError) as error:
@@ -477,6 +480,7 @@ class _Bytes(NamedTuple):
 
 def read_msgpack(path: Path) -> Any:
     """The tree that Flax wrote; dicts with the keys of a list are lists."""
+    check_link(path, roots.get())
     with open(path, "rb") as file:
         scanner = _Scanner(path, file)
         tree = scanner.value()

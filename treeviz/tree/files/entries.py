@@ -10,6 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -172,6 +173,36 @@ def mode_of(path: Path) -> int:
     return mode
 
 
+# Where files may be read, links resolved; empty: everywhere. Set while a folder or a file is read.
+roots: ContextVar[tuple[str, ...]] = ContextVar("roots", default=())
+
+
+@contextmanager
+def only_below(path: Path) -> Iterator[None]:
+    """Refuse links that lead out of a folder, or out of the folder of a file.
+
+    In a cache of Hugging Face, the files of a snapshot are links to blobs, so all of the model's cache is allowed.
+    """
+    real = Path(os.path.realpath(path if path.is_dir() else path.parent))
+    snapshots = [folder for folder in (real, *real.parents) if folder.name == "snapshots"]
+    caches = [str(folder.parent) for folder in snapshots if "--" in folder.parent.name]  # "models--google--gemma"
+    token = roots.set((str(real), os.path.realpath(path), *caches))
+    try:
+        yield
+    finally:
+        roots.reset(token)
+
+
+def check_link(path: Path, allowed: Sequence[str]) -> None:
+    """Raise a LoadError if the path leads out of the allowed folders."""
+    real = Path(os.path.realpath(path))
+    if allowed and not any(real.is_relative_to(root) for root in allowed):
+        raise LoadError(
+            f"{visible(str(path), 500)} is a link to {visible(str(real), 500)}, which is not in the folder that is "
+            "read. To follow it, pass follow_links=True, or --follow-links to the command."
+        )
+
+
 def is_file(path: Path) -> bool:
     """Whether the path is a regular file; False for a name that is too long for the file system."""
     try:
@@ -186,6 +217,7 @@ def read_bounded(path: Path, n_most: int) -> bytes:
     """The bytes of a file; ValueError if there are more than `n_most`."""
     if not is_file(path):  # reading a pipe would wait
         raise ValueError(f"{visible(path.name, 100)} is no file")
+    check_link(path, roots.get())
     with open(path, "rb") as file:
         is_longer = os.fstat(file.fileno()).st_size > n_most
         data = b"" if is_longer else file.read(n_most + 1)
