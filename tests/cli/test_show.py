@@ -76,6 +76,16 @@ def test_find_takes_a_file_s_own_name_of_a_tensor_and_a_printed_path(params, cap
         assert capsys.readouterr() == ("params['layers'][3]['w']  float16[4,5]\n", "1 of 39 rows match\n")
 
 
+@pytest.mark.parametrize(
+    ("query", "near"),
+    [("layrs.3.w", "layers.3.w"), ("dtype:flaot16", "dtype:float16"), ("zzz", ""), ("-params", "")],
+)
+def test_a_query_that_finds_nothing_names_a_near_one(params, capsys, query, near):
+    assert main([str(params), f"--find={query}"]) == output.DIFFERENT
+    hint = f". Did you mean --find {near}?" if near else ""
+    assert capsys.readouterr() == ("", f"0 of 39 rows match{hint}\n")
+
+
 def test_find_lists_leaves_with_the_numbers_that_it_compares(params, capsys):
     assert main([str(params), "--find", "bytes > 100"]) == 0
     assert capsys.readouterr().out.splitlines() == [

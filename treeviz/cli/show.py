@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +167,7 @@ def deliver_list(
       sort: The column to sort by, the largest value first.
       describe: Returns the description of a row.
     """
-    from treeviz.tree.query.find import compared_columns, needs_values, unread
+    from treeviz.tree.query.find import compared_columns, nearest, needs_values, unread
     from treeviz.views.text.cells import WRITE
 
     columns = [] if options.find is None else compared_columns(view.table, options.find)
@@ -193,7 +194,9 @@ def deliver_list(
         unread_text = (
             f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
         )
-        print_error(f"{n_matches:,} of {len(view.table):,} rows match{unread_text}")
+        near = "" if n_matches else nearest(view.table, options.find)
+        hint = f". Did you mean --find {shlex.quote(one_line(near))}?" if near else ""
+        print_error(f"{n_matches:,} of {len(view.table):,} rows match{unread_text}{hint}")
     deliver(view, options, lambda: lines, lambda: markdown_list(view.title, lines))
     return len(rows)
 

@@ -230,6 +230,7 @@ def _skip(ends: set[int], tests: list) -> set[int]:
 
 ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
 ALIASES = {"params": "elements", "parameters": "elements", "nbytes": "bytes"}
+_MOST_NAMES = 10_000  # keys, for suggestions
 _NEAR = {"size": ("bytes", "elements"), "memory": ("bytes",), "count": ("elements",)}  # what others call a column
 # The columns of `analysis.stats.columns.value_statistics`, computed on request.
 VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
@@ -459,6 +460,18 @@ def needs_values(query: str) -> bool:
     """
     terms = [term for alternative in parse(query) for term in alternative]
     return any(term.field in VALUE_STATISTICS or _is_flag(term) for term in terms)
+
+
+def nearest(table: Table, query: str) -> str:
+    """The query with a word that finds nothing replaced by the nearest key, dtype or type; "" if there is none."""
+    facts = [text for known in table.facts for text in (known.dtype, known.type)]
+    names = {text.lower() for text in (*facts, *(key.segment for key in table.keys[1:_MOST_NAMES]))}
+    for term in [term for terms in parse(query) for term in terms if term.field in ("", "key", "type", "dtype")]:
+        for word in re.split(r"[^\w-]+", "" if _rows(table, term).any() else term.value):
+            near = get_close_matches(word, names, n=1) if not any(word in name for name in names) else []
+            if near:
+                return query.lower().replace(word, near[0], 1)
+    return ""
 
 
 def compared_columns(table: Table, query: str) -> list[Column]:
