@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.inspector.views import diagnosis
+from treeviz.inspector.views import diagnosis, whole_view
 from treeviz.steps.findings.finding import Finding
+from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.recording.history import History
 
 
 def inspector(n_bad: int, **options) -> tv.GradientInspector:
@@ -32,6 +34,16 @@ def test_the_first_lines_say_what_is_not_finite_and_how_to_find_the_operation(ke
     assert lines[0].endswith("1 finding") and max(map(len, lines[:5])) <= 60
     assert " ".join(lines[1:5]).startswith(said)
     assert view.table.headline[-1] == said and said in view.html()
+
+
+@pytest.mark.parametrize(("name", "frozen"), [("lora_a", ()), ("lora_a", (True, False)), ("w", ())])
+def test_the_headline_says_what_is_trained_where_some_is_frozen_or_would_be(name, frozen):
+    source = MeasuredTree("grads", (f"['{name}']", "['v']"), (2, 2), ("float32",) * 2, (True,) * 2, frozen=frozen)
+    history = History([source])
+    history.append(0, {"grads": {"norm": np.ones(2), "nonfinite": np.zeros(2, np.int64)}})
+    headline = whole_view(history, "grads", []).table.headline
+    trained = [each for each in headline if "trained" in each]
+    assert trained == (["1 of 2 leaves are trained"] if frozen else ["all 2 leaves are trained"] * (name == "lora_a"))
 
 
 def test_a_leaf_that_is_struck_alone_is_named_first():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from treeviz.analysis.facts import headline, size_columns
 from treeviz.steps.findings.finding import Finding
+from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, main_source, source_named
 from treeviz.steps.series import (
     gradient_columns,
@@ -24,6 +26,7 @@ from treeviz.views.text.terminal import paragraph
 from treeviz.views.tree_view import TreeView
 
 MOST_PRINTED = 5  # findings
+_ADAPTER = re.compile(r"lora|adapter", re.IGNORECASE)
 _LONGEST, _LONGEST_NAME = 500, 100  # characters of a diagnosis, and of the name of a run
 
 
@@ -84,6 +87,7 @@ def whole_view(
         *_run(history),
         *steps,
         *newest_scalars(history),
+        *_trained(history.sources[source]),
         *tree_label,
         *section_label,
         *["norms joined over vmapped members"] * _is_joined(history, source),
@@ -96,6 +100,14 @@ def whole_view(
     columns = [*(column.name for column in measured), "elements"]
     scalars = scalar_series(history, findings)
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms, scalars=scalars)
+
+
+def _trained(source: MeasuredTree) -> list[str]:
+    """How many leaves are trained, if some are frozen, or would be in a usual LoRA."""
+    n, n_frozen = sum(source.has_number), sum(source.frozen)
+    if n_frozen:
+        return [f"{n - n_frozen} of {n} leaves are trained"]
+    return [f"all {n} leaves are trained"] if _ADAPTER.search("".join(source.paths)) else []
 
 
 def _run(history: History) -> list[str]:

@@ -28,6 +28,8 @@ from treeviz.steps.statistics import kind_of, natural, section_of, sibling_name
 
 _KEY = re.compile(r"\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+")
 _BIAS = re.compile(r"(?:.*[\W_])?(?:b|bias|beta|offset)[0-9]*")
+_EXPERT = re.compile(r"expert|moe|router", re.IGNORECASE)
+_EMBEDDING = re.compile(r"emb|codebook|table", re.IGNORECASE)
 _Node = tuple[str, ...]  # the keys of its path
 
 
@@ -93,13 +95,16 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
     first, parents = min(tree.positions[leaf] for leaf in run), {node[:-1] for node in dead_nodes}
     if not any(tree.positions[leaf] < first and any(keys[leaf][: len(p)] == p for p in parents) for leaf in alive):
         return None
+    look = "Look"
+    if _EXPERT.search(tree.path(run[0])):
+        look = "An expert that the router never chooses looks like this: check its scores, its balancing loss and the "
+        look += "capacity. Otherwise look"
     siblings = sorted({"".join(node) for nodes in dead_nodes.values() for node in nodes}, key=natural)
     return DeadBranch(
         ["".join(node) for node in dead_nodes],
         f"{listed(siblings)} beside it {'has' if len(siblings) == 1 else 'have'} gradients, and so has what is used "
-        "before: they go past this part, of which nothing reaches the loss. An expert looks so that the router never "
-        "chooses: look at its scores, at the loss that balances them, and at the capacity. Else look behind this part, "
-        "for a gate of zero, stop_gradient, a saturated softmax, or units that are zero for every example.",
+        f"before: they go past this part, of which nothing reaches the loss. {look} behind this part for a gate of "
+        "zero, stop_gradient, a saturated softmax, or units that are zero for every example.",
     )
 
 
@@ -203,8 +208,8 @@ def _rarely_nonzero(tree: Searched, is_judged: np.ndarray, is_nonzero: np.ndarra
             "dead", tree.name, path, leaves[0], *tree.span,
             (("zero", n_least), ("steps", total), ("leaves", len(leaves))),
             f"{tree.name}{path}{and_others(leaves)} {were} zero in {n_least} of {total} steps.",
-            "It may be that a softmax is saturated, or a sigmoid: tv.tap on what goes into it tells. What is seldom "
-            "in use looks so too, as an expert, or a network that few steps train.",
+            "A softmax or a sigmoid may be saturated: tv.tap on its input shows it. A part that few steps use looks "
+            "like this, too.",
             tuple(leaves), n_least / total,
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip
@@ -328,9 +333,10 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
     elif start:
         reason += (
             "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
-            "rate, a leaky activation, or another initialisation. Experts and embeddings that are no longer chosen "
-            "look so too."
+            "rate, a leaky activation, or another initialisation."
         )
+        if _EXPERT.search(path) or _EMBEDDING.search(path):
+            reason += " An expert or an embedding that is no longer chosen looks like this, too."
     else:
         reason += (
             "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, a "

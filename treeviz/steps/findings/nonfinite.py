@@ -479,7 +479,7 @@ _LOCATE = (
     "inspector.locate_nan() names the operation and its line, where GradientInspector(keep_inputs=True) has kept the "
     "inputs of the step."
 )
-SMALL = "Small parameters are looked at in each step, the others now and then; updates=True measures all."
+_SMALL = "Only small parameters are measured in each step; updates=True measures all."
 
 
 class _NonFinite(NamedTuple):
@@ -542,7 +542,7 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     if kind == "parameter":
         subject = f"New parameters{f' ({listed(bad.paths)})' * any(bad.paths)} were"
         reason = f"an update made it{'' if bad.was_finite else ', or it was there before the first step'}.{diverged}"
-        advice = f"{divergence_advice or BAD_UPDATE} {SMALL}"
+        advice = divergence_advice or BAD_UPDATE
     else:
         subject = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_paths_text(bad)} was"
         reason = f"it was made in the forward pass, and no gradient met it.{diverged}"
@@ -608,7 +608,8 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     dtypes = [tree.source.dtypes[leaf] for leaf in leaves]
     when = f"from step {first} to {until}"
     found = _no_update(tree, leaves, dtypes, is_all, (first, until), until - first + 1, when)
-    yield replace(found, advice=f"{found.advice} {SMALL}")
+    is_measured = any(kind_of(name) == "updates" for name in tree.history.sources)
+    yield found if is_measured else replace(found, advice=f"{found.advice} {_SMALL}")
 
 
 def _gradients(tree: Searched) -> list[Searched]:
