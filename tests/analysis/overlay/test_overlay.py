@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from own_thread import in_a_thread
 from random_trees import changed, random_tree
 from sample_nodes import Point
@@ -92,7 +93,36 @@ def test_a_spec_of_one_argument_that_is_no_tuple_gets_the_tuple_that_was_meant()
     assert mismatches((0, 1), ((X, X.T),)) == [
         "the root: length: 2 children → 1 child (did you mean in_axes=((0, 1),)?)"
     ]
+    part = tv.overlay({"a": 0}, {"a": X, "b": X})
+    assert str(part.differences).split("\n") == [
+        *str(view.differences).split("\n"),
+        "[0]['b']: only in the tree: float32[5,3]",
+    ]
+    assert part.table.headline[0] == "2 mismatches: 1 no spec, 1 spec" and specs(part) == ["0", "no spec"]
+    assert mismatches({"k9": 0}, {"k1": X})[1:] == [
+        "[0]['k9']: only in the prefix: 0 (did you mean 'k1'?)",
+        "[0]['k1']: only in the tree: float32[5,3]",
+    ]
     assert mismatches([0, None], ARGS) == []  # jax#2367: a list of axes is a tuple
+
+
+@pytest.mark.parametrize(
+    ("specs", "use", "other"),
+    [
+        ((P("x"), P()), "in_axes", "shardings"),
+        ((P("x"), None), "out_axes", "shardings"),
+        (("adam", "sgd"), "in_axes", "labels"),
+        ((True, False), "shardings", "mask"),
+        ((P(), P()), "mask", "shardings"),
+        ((0, True), "in_axes", ""),
+        ((0, "x"), "mask", ""),
+    ],
+)
+def test_specs_that_are_all_for_another_use_name_it(specs, use, other):
+    trees = (dict(zip("ab", specs, strict=True)), {"a": X, "b": X}), (specs, (X, X))
+    for prefix, tree in trees[use == "in_axes" and not other :]:
+        found = tv.overlay(prefix, tree, use=use).differences
+        assert found and all((f"did you mean use={other!r}?" == each.hint) is bool(other) for each in found)
 
 
 def test_sizes_that_differ_name_the_odd_one_out():

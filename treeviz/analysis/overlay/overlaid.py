@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -338,9 +338,11 @@ class _Overlay:
                 self._add(row, table[row].keystr, ("error", _BROKEN, "", ""))
         codes = [self._code(leaf.spec) for leaf in given]
         wrong = [self._use.wrong(spec) for spec in self._specs]
+        other_use = _other_use(self._specs, self._use.name)
         owner = _spread(table, given)
         for i in np.flatnonzero(np.array([finding is not None for finding in wrong], bool)[codes]).tolist():
-            self._add(given[i].row, path_text(given[i].path), wrong[codes[i]] or ())
+            *finding, hint = wrong[codes[i]] or ()
+            self._add(given[i].row, path_text(given[i].path), (*finding, hint or other_use))
         is_right = np.array([finding is None for finding in wrong] + [False])
         spec_of_row = np.array([*codes, len(self._specs)])[owner]
         judged = self._use.judge(table, self._pairs(np.flatnonzero(table.is_leaf & is_right[spec_of_row]), spec_of_row))
@@ -350,7 +352,7 @@ class _Overlay:
         notes: dict[int, tuple[Note, ...]] = {}
         for row, difference in self._found:
             text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
-            notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=difference.kind))
+            notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=_word(difference.kind)))
         table = _with_spec_codes(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
         table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
         self._found.sort(key=lambda found: found[0])
@@ -447,15 +449,31 @@ def _with_spec_codes(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
     return replace(table, facts=facts, fact_codes=codes.reshape(-1).astype(np.int32))
 
 
+def _word(kind: str) -> str:
+    """The kind of a mismatch, for a reader who looks at the tree and not at its prefix."""
+    return {"missing": "not in the tree", "extra": "no spec"}.get(kind, kind)
+
+
 def _sum_of(differences: Differences) -> str:
-    """ "2 mismatches: 1 missing, 1 size"."""
+    """ "2 mismatches: 1 no spec, 1 size"."""
     kinds = Counter(difference.kind for difference in differences)
-    counts = ", ".join(f"{kinds[kind]:,} {kind}" for kind in MEANINGS if kinds[kind])
+    counts = ", ".join(f"{kinds[kind]:,} {_word(kind)}" for kind in MEANINGS if kinds[kind])
     n = len(differences)
     return f"{n:,} {'mismatch' if n == 1 else 'mismatches'}: {counts}" if n else "no mismatch"
 
 
 # `jax.vmap`: each mapped axis must exist, and all must have one size.
+
+
+def _other_use(specs: Iterable[Any], use: str) -> str:
+    """ "did you mean use='mask'?": the only use that all specs are for, if it is not the one that was given."""
+    of_class = {id(bool): "mask", id(str): "labels"}
+    uses = {
+        "shardings" if has_base(type(spec), *_OF_JAX) else of_class.get(id(type(spec)), use)
+        for spec in specs
+        if spec is not None
+    }
+    return f"did you mean use={next(iter(uses))!r}?" if len(uses) == 1 and use not in uses else ""
 
 
 class InAxes:
@@ -474,11 +492,16 @@ class InAxes:
         wrapped = align_prefix((prefix,), side, is_leaf)
         if wrapped.mismatches and at_root is not None:
             return aligned
-        hint = "" if wrapped.mismatches else f"did you mean in_axes=({value_text(prefix, 60)},)?"
         finding = ("spec", f"a {class_name(type(prefix))}", "an int, None or a tuple of specs")
         if at_root is not None:
             finding = aligned.mismatches[at_root].finding[:-1]
-        return Aligned(wrapped.given if hint else [], [Mismatch(0, None, (*finding, hint))])
+        other_use = _other_use([leaf.spec for leaf in wrapped.given], self.name)
+        if other_use:
+            return Aligned([], [Mismatch(0, None, (*finding, other_use))])
+        is_of_argument = all(path and path[0] for _, path, _ in wrapped.mismatches)  # only parts of it do not fit
+        hint = f"did you mean in_axes=({value_text(prefix, 60)},)?" if is_of_argument else ""
+        at_root_alone = [Mismatch(0, None, (*finding, hint))]
+        return Aligned(wrapped.given, at_root_alone + wrapped.mismatches) if hint else Aligned([], at_root_alone)
 
     def text(self, spec: Any) -> str:
         return value_text(spec, 60)
