@@ -178,6 +178,7 @@ def test_patterns_that_invite_backtracking_are_linear():
     assert find(tree, "*a" * 60 + "*b") == []
     assert find(tree, "/".join(["**"] * 60) + "/x") == []
     assert find(tree, "shape:" + ",".join(["..."] * 60) + ",3") == []
+    assert find(tree, "x" + " " * 100_000 + "b") == []
 
 
 def test_an_unclosed_bracket_stands_for_itself():

@@ -9,7 +9,7 @@ import { byKey, inPath, wordPlace } from "./word_index.js";
 /** @typedef {{negated: boolean, field: string, value: string, quoted: boolean}} Term */
 
 const NUMBER = "[+-]?(?:\\d+(?:\\.\\d+)?|\\.\\d+)(?:e[+-]?\\d+)?(?:[kmgt]i?)?b?";
-const COLUMN = String.raw`([a-z_][\w.-]*)\s*(:?)\s*(>=|<=|>|<|=)\s*(${NUMBER})(?=[\s|]|$)`;
+const COLUMN = String.raw`([a-z_][\w.-]*)(?:\s*(:))?\s*(>=|<=|>|<|=)\s*(${NUMBER})(?=[\s|]|$)`;
 const BARE = String.raw`(?:\['(?:[^'\\]|\\.)*'\]|\["(?:[^"\\]|\\.)*"\]|\[[^\][|"]*\]|[^\s|"])+`;
 const TOKEN = new RegExp(String.raw`\s+|(\|)|(-*)(?:${COLUMN}|([a-z_][\w.-]*:)?(?:"([^"]*)"|(${BARE})))`, "y");
 // 64x128, 64,128, (64,128), f32[64,128]: dimensions in a row, or a whole shape in brackets.
