@@ -17,7 +17,7 @@ from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import class_name, is_any, value_text
+from treeviz.tree.text import class_name, is_any, is_function, value_text
 
 if TYPE_CHECKING:
     from treeviz.analysis.user_columns import LeafFunction
@@ -154,14 +154,16 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
     """Merge the other trees of a call: keywords that are not options, and `beside=`.
 
     Raises:
-      TypeError: A keyword is a flag, a number or a string and thus not a tree, or is given twice.
+      TypeError: A keyword is a flag, a number or a string and thus not a tree, is a mistyped option, or is given twice.
     """
     for name, tree in trees.items():
-        if is_any(type(tree), (bool, int, str)):
-            near = difflib.get_close_matches(name, (*_OPTIONS, *_MORE_OPTIONS[caller]), n=1)
+        is_plain = is_any(type(tree), (bool, int, str))
+        near = difflib.get_close_matches(name, (*_OPTIONS, *_MORE_OPTIONS[caller]), n=1)
+        if is_plain or (near and _could_be_an_option(tree)):
+            why = f"{value_text(tree)} is none." if is_plain else f"beside={{{name!r}: …}} does so, too."
             raise TypeError(
                 f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
-                f"A keyword that is no option names another tree, and {value_text(tree)} is none."
+                f"A keyword that is no option names another tree, and {why}"
             )
     others = {} if others is None else others
     if not isinstance(others, Mapping):
@@ -173,6 +175,15 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
     if twice:
         raise TypeError(f"{caller}: {twice[0]!r} is given twice, as a keyword and in beside=.")
     return {**trees, **{str(name): tree for name, tree in others.items()}}
+
+
+def _could_be_an_option(value: Any) -> bool:
+    """Whether it is a function, a list of names or functions, or what other options take, and no tree of arrays."""
+    if is_any(type(value), (list, tuple, set, frozenset)):
+        return bool(value) and _are_columns(value)
+    if type(value) is dict:  # stacked=
+        return bool(value) and all(type(axis) is int for axis in value.values())
+    return type(value) is float or is_function(type(value))
 
 
 def check_flag(name: str, value: Any) -> None:

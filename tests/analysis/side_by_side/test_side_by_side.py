@@ -294,6 +294,12 @@ def test_a_flag_that_is_misspelt_is_no_tree():
         treeviz.render(params(), verbose=True)
     with pytest.raises(TypeError, match="render: there is no option 'stat'; did you mean 'stats'"):
         treeviz.render(params(), stat=True)
+    values = {"colums": ["bytes"], "isleaf": lambda x: False, "stackd": {"*": 0}, "depht": 2.0}
+    for (name, value), meant in zip(values.items(), ("columns", "is_leaf", "stacked", "depth"), strict=True):
+        with pytest.raises(TypeError, match=rf"no option '{name}'; did you mean '{meant}'\? .* beside={{'{name}': …}}"):
+            treeviz.render(params(), **{name: value})
+    for tree in ([1.0], {"a": np.ones(3)}, [np.ones(2)], None, []):  # trees, whatever their names
+        assert "state" in treeviz.render({"a": 1}, state=tree).text()
 
 
 @pytest.mark.parametrize(("show", "name"), [(treeviz.explore, "values"), (treeviz.render, "keep")])
