@@ -23,7 +23,7 @@ _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?:[kmgt]i?)?b?"
 _QUOTED_KEY = r"""\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]"""  # as `keystr` writes it
 _TOKEN = re.compile(
     rf"""\s+ | (?P<bar>\|) | (?P<minus>-*) (?:
-      (?P<column>[a-z_][\w.-]*) (?: \s* (?P<colon>:) )? \s* (?P<compare>>=|<=|>|<|=) \s* (?P<bound>{_NUMBER}) (?=[\s|]|$)
+      (?P<column>[a-z_][\w.-]*) (?:\s*(?P<colon>:))? \s* (?P<compare>>=|<=|>|<|=) \s* (?P<bound>{_NUMBER}) (?=[\s|]|$)
       | (?P<field>[a-z_][\w.-]*:)?
         (?: "(?P<quoted>[^"]*)" | (?P<bare>(?: {_QUOTED_KEY} | \[[^][|"]*\] | [^\s|"] )+) ) )""",
     re.VERBOSE | re.ASCII,
