@@ -104,7 +104,7 @@ def test_beside_treescope_trees_are_ours_and_all_else_is_treescopes_with_a_summa
     ]
     deleted = jnp.ones(4)
     deleted.delete()
-    assert "# 2 leaves · 7 elements · 28 B · 1 finding: T121" in treescope.render_to_text([jnp.ones(3), deleted])
+    assert "# 2 leaves · 7 elements · 12 B · 1 finding: T121" in treescope.render_to_text([jnp.ones(3), deleted])
     html = treescope.render_to_html([treeviz.render(params)], compressed=False)
     assert html.count("srcdoc=") == 1  # and not once more as the HTML of an object
     treeviz.unregister()
