@@ -463,6 +463,8 @@ def test_a_bad_batch_is_one_finding_whatever_jumps_with_it():
     assert (first.kind, first.source, first.first) == ("spike", "grads", 200)
     assert first.sentence.endswith(" The loss jumped to 300, too.")
     assert (second.source, second.advice) == ("hidden", "Look at that step's batch.")
+    del history.sources["updates"]
+    assert "at the learning rate: GradientInspector(updates=True)" in findings(history)[0].advice
 
 
 def test_thresholds_are_arguments():

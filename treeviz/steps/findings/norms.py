@@ -416,10 +416,6 @@ _BLOCK = 25  # entries that are compared with the same earlier entries
 _AT_ONCE = 1_000_000  # numbers sorted in one call
 _TOGETHER = 5  # entries between jumps of one event
 _MOST_EVENTS = 4  # with a finding each
-_BATCH = (
-    "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower b2 or a "
-    "larger eps helps where second moments are too old."
-)
 
 
 def spikes(tree: Searched) -> Iterator[Finding]:
@@ -457,9 +453,23 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
         f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
         f"before{others}.{rest}",
-        _BATCH if kind_of(name) == "grads" else "Look at that step's batch.",
+        _spike_advice(tree),
         tuple(affected), times / tree.thresholds.spike,
     )  # fmt: skip
+
+
+def _spike_advice(tree: Searched) -> str:
+    if kind_of(tree.name) != "grads":
+        return "Look at that step's batch."
+    if sibling_name(tree.name, "updates") not in tree.history.sources:
+        return (
+            "Look at that step's batch, and at the learning rate: GradientInspector(updates=True) shows whether "
+            "updates jumped before the gradients."
+        )
+    return (
+        "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower b2 or a "
+        "larger eps helps where second moments are too old."
+    )
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
