@@ -224,8 +224,11 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
 
 
 def names_a_format(name: str) -> bool:
-    """Whether a file of this name may be a checkpoint or a recorded run."""
-    return name.lower().endswith((*READERS, *_PICKLES, ".treeviz")) or _FLAX.fullmatch(name.lower()) is not None
+    """Whether a file of this name may be a checkpoint, a recorded run or its journal, or a module with a tree."""
+    return (
+        name.lower().endswith((*READERS, *_PICKLES, ".treeviz", ".journal", ".py"))
+        or _FLAX.fullmatch(name.lower()) is not None
+    )
 
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:

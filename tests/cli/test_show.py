@@ -385,8 +385,16 @@ def test_no_output_replaces_what_is_read_or_may_be_a_checkpoint(params, capsys):
         ("show", "params.npz", "text", "link.txt", read),
         ("check", "params.npz", "html", "hard.html", read),
         ("grads", "params.npz", "svg", f"{params.parent}/../{params.parent.name}/params.npz", read),
-        ("show", "params.npz", "md", "new.SafeTensors", "has a name as of a checkpoint or a run"),
-        ("diff", "zarr", "mmd", "new.treeviz", "has a name as of a checkpoint or a run"),
+        (
+            "show",
+            "params.npz",
+            "md",
+            "new.SafeTensors",
+            format_name := "has a name as of a checkpoint, a run or a module",
+        ),
+        ("diff", "zarr", "mmd", "new.treeviz", format_name),
+        ("show", "params.npz", "html", "run.treeviz.journal", format_name),
+        ("show", "model:params", "text", "model.py", format_name),
         ("diff", "zarr", "json", "zarr/a/.zarray", in_folder),
         ("show", "zarr", "png", "zarr/a/0.0", in_folder),
     ):

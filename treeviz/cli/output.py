@@ -64,7 +64,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         if any(os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path) for file in inputs):
             why = "would replace a file that is read"
         elif names_a_format(path.name):
-            why = "has a name as of a checkpoint or a run"
+            why = "has a name as of a checkpoint, a run or a module"
         elif _may_be_of_a_folder(path, suffix) and any(path.is_relative_to(os.path.realpath(file)) for file in inputs):
             why = "would replace a file of the folder that is read"
         if why:
