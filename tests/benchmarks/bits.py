@@ -35,6 +35,11 @@ def as_tuple(results) -> tuple:
     return results if isinstance(results, tuple) else (results,)
 
 
+def copied(state: tuple) -> tuple:
+    """The state, which a step may take as donated."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, state)
+
+
 def largest_difference(results, others) -> float:
     """Of floats, beside the largest magnitude of their leaf."""
     found = 0.0
@@ -51,7 +56,7 @@ def compared(name: str) -> str:
     watched = inspector.watch(step)
     n_different, repeats, largest = 0, True, 0.0
     for number in range(N_STEPS):
-        apart, measured, again = (as_tuple(run(*plain, *batch(number))) for run in (step, watched, step))
+        apart, measured, again = (as_tuple(run(*copied(plain), *batch(number))) for run in (step, watched, step))
         repeats = repeats and same_bytes(again, apart)
         if not same_bytes(measured, apart):
             n_different += 1

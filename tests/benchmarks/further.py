@@ -1,6 +1,6 @@
 """Further published steps, healthy and with planted faults: python tests/benchmarks/further.py
 
-Each step of `planted.FURTHER` in `tests/wild` runs `N_STEPS` times under an inspector and must have no warning.
+Each step of `planted.FURTHER` in `tests/wild` runs `planted.N_STEPS` times under an inspector and must have no warning.
 Then the faults of `tests/wild/planted.py` run; the finding that names the cause must come first. It is
 no part of the test suite, whose time it would double.
 
@@ -30,10 +30,10 @@ from wild.published import PUBLISHED, Published
 
 import treeviz as tv
 
-N_STEPS = 60
 
-
-def inspected(published: Published, *, at=lambda step, state: state, n_steps: int = N_STEPS) -> tv.GradientInspector:
+def inspected(
+    published: Published, *, at=lambda step, state: state, n_steps: int = planted.N_STEPS
+) -> tv.GradientInspector:
     """The inspector of a run; `at` changes the state before a step."""
     step, state, batch, _ = published
     inspector = tv.GradientInspector(updates=True, keep_inputs=True)

@@ -186,3 +186,14 @@ def test_clipping_that_a_tap_or_an_inspecting_transformation_shows_is_told_once(
     for _ in range(40):
         params, state = watched(params, state, rng.normal(size=(32, 8)))
     assert [found.kind for found in inspector.findings if found.severity != "info"] == ["clipping"]
+
+
+def test_the_bound_of_a_sum_of_micro_batches_is_not_compared_with_the_norm_of_each():
+    run, history = Run(n_steps=160), History([source("grads", mlp()), source("received", mlp())])
+    sums = clipped_at(1e-3)(run.grads.reshape(40, 4, -1).sum(1) / 50)
+    for step in range(160):
+        norms = {"grads": run.grads[step]} | ({"received": sums[step // 4]} if step % 4 == 3 else {})
+        history.append(step, {name: {"norm": norm, "max_abs": norm / 9} for name, norm in norms.items()})
+    (found,) = findings(history)
+    assert (found.kind, found.source) == ("clipping", "received")
+    assert found.sentence.startswith("The norm of received was 0.001 in ") and "norm before" not in dict(found.numbers)

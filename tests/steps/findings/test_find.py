@@ -440,6 +440,15 @@ def test_updates_that_jump_while_gradients_do_not_come_of_the_rate_or_a_lost_sta
     assert "ratio" not in kinds(run.findings())
 
 
+def test_a_lost_state_is_found_though_the_first_updates_and_gradients_just_before_were_as_large():
+    run = Run()
+    run.updates[:4] *= 6  # as Adam's
+    run.updates[40:44] *= 5
+    run.grads[36:41:4] *= 3
+    (found,) = run.findings()
+    assert (found.kind, found.first) == ("ratio", 40) and "state was lost" in found.advice
+
+
 def test_updates_that_end_with_a_schedule_are_told_with_the_step_and_not_as_a_small_ratio():
     run = Run()
     run.updates[120:] *= 1e-9

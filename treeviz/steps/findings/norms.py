@@ -390,11 +390,13 @@ def _rate_jumps(updates: Searched) -> Iterator[Finding]:
         updates.thresholds, spike=_RATE_JUMP, spike_deviations=updates.thresholds.spike_deviations * 0.6
     )
     jumps = jumps_of(ratios[:, None], thresholds)[:, 0] if len(roots) == len(ratios) else np.zeros(0)
-    for entry in np.flatnonzero(jumps).tolist():
+    for entry in np.flatnonzero(np.diff(jumps > 0, prepend=False) & (jumps > 0)).tolist():  # the first of each event
         before, later = slice(max(entry - _NEAR, 0), entry), ratios[entry + _NEAR : entry + 2 * _NEAR]
-        is_of_gradient = roots[entry] > 10 ** (jumps[entry] / 2) * np.median(roots[before])
-        if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, 0) : entry].max():
-            continue  # of the second, Lookahead has one every few steps
+        # Gradients as large just before did not make the updates jump.
+        is_of_gradient = roots[entry] > max(10 ** (jumps[entry] / 2) * np.median(roots[before]), roots[before].max())
+        # The first updates of Adam are as large as those after a lost state. Lookahead jumps every few steps.
+        if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, _NEAR) : entry].max(initial=0.0):
+            continue
         step, times = int(norm.first[entry]), 10 ** float(jumps[entry])
         is_lasting = not later.size or np.median(later) > ratios[entry] / times**0.5
         state = "" if is_lasting else "whether the optimizer's state was lost, as at a resume, and at "
@@ -551,16 +553,23 @@ def clipping(tree: Searched) -> Iterator[Finding]:
         return
     if is_received and any(True for tapped in _same_gradients(tree) for _ in clipping(tapped)):
         return
-    earlier = reversed(list(history.sources)[: list(history.sources).index(name)])
-    for before in [sibling_name(name, "grads")] if is_received else earlier:
+    earlier, grads = reversed(list(history.sources)[: list(history.sources).index(name)]), sibling_name(name, "grads")
+    is_sum = is_received and _is_of_several(history, grads, name)
+    for before in [grads] if is_received else earlier:
         compared = _norm_pairs(history, before, name, thresholds)
-        if history.sources[before].unscaled:  # the bound applies to the unscaled gradients
+        if is_sum or history.sources[before].unscaled:  # the bound applies to the sum, or to the unscaled gradients
             break
         if compared is not None:
             yield from _always_smaller_finding(compared, before, name, thresholds)
             return
-    if not is_received or any(history.sources[sibling_name(name, "grads")].unscaled):
+    if not is_received or is_sum or any(history.sources[grads].unscaled):
         yield from _constant_norm_finding(history, name, thresholds)
+
+
+def _is_of_several(history: History, before: str, after: str) -> bool:
+    """Whether several gradients before, as of micro-batches, make one after."""
+    n_before, n_after = (len(_exact_values(history, name, "norm")[0]) for name in (before, after))
+    return n_after > 0 and n_before >= 2 * n_after
 
 
 def _same_gradients(received: Searched) -> Iterator[Searched]:
