@@ -156,7 +156,12 @@ def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> Tre
 
 
 def deliver_list(
-    view: TreeView, options: argparse.Namespace, rows: list[Row], sort: str | None, describe: Callable[[Row], str]
+    view: TreeView,
+    options: argparse.Namespace,
+    rows: list[Row],
+    sort: str | None,
+    describe: Callable[[Row], str],
+    is_first: Callable[[Row], bool] = lambda _: False,
 ) -> int:
     """Deliver a view; as text, one line per matching row, with its numbers. Returns the number of these rows.
 
@@ -166,6 +171,7 @@ def deliver_list(
       rows: The rows to list if there is no query.
       sort: The column to sort by, the largest value first.
       describe: Returns the description of a row.
+      is_first: Whether a row comes before all others when they are sorted, also without a number.
     """
     from treeviz.tree.query.find import compared_columns, nearest, needs_values, unread
     from treeviz.views.text.cells import WRITE
@@ -181,8 +187,8 @@ def deliver_list(
             raise ValueError(f"--sort {sort}: a column of numbers, and not of text")
         columns = [column, *(other for other in columns if other is not column)]
         values = view.table.rolled(column)
-        known = [row for row in rows if not math.isnan(values[row.number])]
-        rows = sorted(known, key=lambda row: -values[row.number])
+        known = [row for row in rows if is_first(row) or not math.isnan(values[row.number])]
+        rows = sorted(known, key=lambda row: -math.inf if is_first(row) else -values[row.number])
     shown = [(WRITE[column.format], view.table.rolled(column)) for column in columns]
     lines = [
         "".join(f"{text(values[row.number].item()):>9}  " for text, values in shown)
