@@ -280,6 +280,13 @@ def test_small_leaves_of_which_one_cannot_be_read_with_the_others_are_still_comp
     assert all(each._npy_value is None for each in narrow)
 
 
+def test_a_weak_type_is_named_after_all_else_that_differs_in_a_row():
+    left, right = jnp.asarray(1.0), np.array(np.nan, np.float32)
+    view = tv.diff({"a": left}, {"a": jnp.asarray(right)})
+    assert [note.sign for note in view.find("a")[0].notes] == ["NaN", "weak type"]
+    assert view.table.headline[0] == "2 differences: 1 NaN, 1 weak type"
+
+
 def test_a_difference_that_is_written_late_is_as_any_other(monkeypatch):
     from treeviz.analysis.compare import tree_diff
 

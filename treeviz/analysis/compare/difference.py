@@ -28,7 +28,6 @@ MEANINGS: dict[str, str] = {
     "python type": "leaves of different Python types",
     "shape": "different shapes",
     "dtype": "different dtypes",
-    "weak type": "one of them is weakly typed",
     "sharding": "they lie on different devices, or are split differently",
     "deleted": "one of them is deleted or donated",
     "NaN": "NaN in different places",
@@ -38,6 +37,7 @@ MEANINGS: dict[str, str] = {
     "size": "axes whose sizes do not go together",
     "argument": "an argument passed by position and by keyword",
     "setting": "an option or a context of JAX",
+    "weak type": "one of them is weakly typed",  # the least
 }
 
 OF_TRANSPOSE = "the values of the transpose: jnp.transpose(x)"  # how a hint of values ends

@@ -62,7 +62,8 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
     def __getitem__(self, row: int) -> tuple[Note, ...]:
         if row not in self._notes:
-            self._notes[row] = tuple(map(self._note, self._by_row[row]))
+            differences = sorted(self._by_row[row], key=lambda i: self._found.kinds[i] == "weak type")  # the least
+            self._notes[row] = tuple(map(self._note, differences))
         return self._notes[row]
 
     def _note(self, i: int) -> Note:
