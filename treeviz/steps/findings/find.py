@@ -32,6 +32,7 @@ CHECKS: dict[str, Check] = {
 }
 _CAUSES = ("nonfinite", "exploding")  # of other findings
 _SOON = 25  # steps after a jump of the updates
+_FEW = 5  # steps of one event
 
 
 def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
@@ -132,17 +133,23 @@ def _is_caused_by(finding: Finding, cause: Finding) -> bool:
 
 
 def _joined_spikes(found: list[Finding]) -> list[Finding]:
-    """The findings, with one spike for each event: that of gradients, which says what else jumped at its first step."""
+    """The findings, with one spike for each event: that of gradients, which says what else jumped with it."""
     spikes = [item for item in found if item.kind == "spike"]
     spikes.sort(key=lambda item: (kind_of(item.source) != "grads", -item.times))
     joined: dict[int, Finding] = {}  # by the number in `spikes` of the first of an event
     for i, item in enumerate(spikes):
-        main = next((at for at, other in joined.items() if abs(other.first - item.first) <= 1), i)
+        main = next((at for at, other in joined.items() if _is_same_event(other, item)), i)
         is_scalar = item.source == SCALARS
         value = digits_text(dict(item.numbers)["value" if is_scalar else "norm"])
         also = f"The {item.path if is_scalar else f'norm of {item.source}{item.path}'} jumped to {value}, too."
         joined[main] = item if main == i else replace(joined[main], sentence=f"{joined[main].sentence} {also}")
     return [item for item in found if item.kind != "spike"] + [*joined.values()]
+
+
+def _is_same_event(main: Finding, other: Finding) -> bool:
+    """Whether a spike begins with another, or within its few steps."""
+    until = main.until if main.until - main.first <= _FEW else main.first
+    return main.first - 1 <= other.first <= until + 1
 
 
 def _sort_key(finding: Finding) -> tuple[int, int, float, int]:
