@@ -215,6 +215,16 @@ def test_the_bias_of_a_layer_with_large_inputs_is_not_taken_for_rounding_error()
     assert "redundant" not in kinds(run.findings())
 
 
+def test_a_nan_that_begins_in_what_the_optimizer_receives_explains_the_gradients_that_follow():
+    run, history = Run(n_steps=40), History([source("grads", mlp()), source("received", mlp())])
+    for step in range(40):
+        numbers = {"norm": run.grads[step], "nonfinite": np.full(24, step > 30)}
+        received = numbers | {"nonfinite": np.full(24, step >= 30)}
+        history.append(step, {"grads": numbers, "received": received})
+    (found,) = findings(history)
+    assert (found.kind, found.source, found.first) == ("nonfinite", "received", 30)
+
+
 def test_a_leaf_that_is_all_nan_is_not_dead():
     run = Run()
     run.grads[:, 5], run.bad[:, 5] = 0, 128

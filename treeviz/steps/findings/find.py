@@ -126,9 +126,10 @@ def _is_caused_by(finding: Finding, cause: Finding) -> bool:
         # NaN in parameters spreads to everything after it; in a run that diverges, the loss overflows first.
         is_spread = result_kind(cause.source) == "parameter" or nonfinite.GROWN in dict(cause.numbers)
         return is_spread and cause.first < finding.first
-    if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates
-        is_spread = is_beside(finding.source) and cause.source == grads
-        return is_spread and cause.first <= finding.first
+    if finding.kind == "nonfinite":  # NaN in gradients spreads to parameters and updates, and from these to all later
+        is_of_gradients = cause.source == grads and is_beside(finding.source)
+        is_received = cause.source == sibling_name(grads, "received")
+        return cause.first <= finding.first if is_of_gradients else is_received and cause.first < finding.first
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
 
 
