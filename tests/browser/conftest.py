@@ -159,7 +159,7 @@ def open_page(chromium, free_windows, tmp_path) -> Iterator[Callable]:
     """
     used = []
 
-    def open_html(html: str, *, width: int = 1200, height: int = 700, dark: bool = False, **options):
+    def open_html(html: str, *, width: int = 1200, height: int = 760, dark: bool = False, **options):
         is_any = free_windows and not options
         page, watch = free_windows.pop() if is_any else new_window(chromium, **options)
         used.append((page, watch, bool(options)))

@@ -88,9 +88,22 @@ def search(page, query: str):
     settled(page)
 
 
+def open_menu(page, name: str):
+    """Open a menu of the toolbar, or the one that a narrow view has."""
+    menus = settled(page).locator(".tools summary")
+    menu = menus.filter(has_text=name).first
+    (menu if menu.is_visible() else menus.filter(has_text="⋯").first).click()
+
+
+def choose(page, menu: str, name: str):
+    """Choose an entry of a menu of the toolbar."""
+    open_menu(page, menu)
+    page.get_by_role("button", name=name, exact=True).click()
+
+
 def copy_path(page, form: str = "Python"):
     """Choose in the menu of the first view in what form the paths of its selected rows are copied."""
-    page.locator("summary", has_text="copy").first.click()
+    page.locator("summary", has_text="Copy").first.click()
     page.get_by_role("button", name=f"{form}:").first.click()
 
 

@@ -221,7 +221,7 @@ def a_mask(person):
     person.press("Control+f")
     person.type("layers/[0-4]/attn/bias")
     person.click(person.page.get_by_role("button", name="Select all matches"))
-    person.click(person.page.locator(".tools summary", has_text="copy"))
+    person.click(person.page.locator(".tools summary", has_text="Copy"))
     code = copied(person.page, lambda: person.click(person.page.get_by_role("button", name="mask:")))
     return sum(jax.tree.leaves(eval(code, {"jax": jax, "params": params()}))) == 5
 
@@ -248,7 +248,7 @@ def inside(person):
 
 @task("what exploded, and when", "1 click", of_a_run)
 def exploded(person):
-    person.click(person.page.get_by_text("findings (3)"))
+    person.click(person.page.get_by_text("Findings (3)"))
     said = person.page.locator(".finding", has_text="exploding").inner_text()
     return "['layers'][1]['up']" in said and f"{10 * (EXPLODES_FROM + 9)}" in said
 
@@ -261,10 +261,11 @@ def zoom(person):
     return person.page.get_by_role("spinbutton", name="From step").input_value() == "500"
 
 
-@task("a picture for a colleague", "1 click", of_a_run)
+@task("a picture for a colleague", "2 clicks", of_a_run)
 def picture(person):
     with person.page.expect_download() as download:
-        person.click(person.page.get_by_role("button", name="Save a picture"))
+        person.click(person.page.locator(".tools summary", has_text="Export"))
+        person.click(person.page.get_by_role("button", name="Save a picture", exact=True))
     return download.value.suggested_filename == "params.png"
 
 

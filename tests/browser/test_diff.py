@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from browser.driving import copied, labels, opened, row, search, settled, status, violations
+from browser.driving import choose, copied, labels, opened, row, search, settled, status, violations
 
 import treeviz as tv
 
@@ -52,8 +52,8 @@ def test_what_is_the_same_opens_on_a_click_and_has_its_own_paths(page):
     page.locator(".row", has_text="norm").first.click()
     page.locator(".row", has_text="norm").first.hover()
     assert copied(page, lambda: page.keyboard.press("Control+c")) == "tree['layers'][3]['norm']"
-    page.get_by_role("button", name="Collapse all").click()
-    page.get_by_role("button", name="Expand all").click()
+    choose(page, "View", "Collapse all")
+    choose(page, "View", "Expand all")
     assert labels(page).count("norm") == 8
 
 
@@ -94,8 +94,8 @@ def test_the_details_of_many_differences_say_what_the_notes_say(open_page):
     right = {name: [1.5 * each for each in layer] for name, layer in left.items()}
     view = tv.diff({**left, "steps": 3, "text": "a {0} b"}, {**right, "steps": 4, "text": '"1"'})
     page = open_page(view.html(), height=1400)
-    page.get_by_role("button", name="Expand all").click()
-    page.get_by_role("button", name="Show alike neighbors, such as layers, as one row").click()
+    choose(page, "View", "Expand all")
+    page.get_by_role("button", name="into one row").click()
     for path in ("['layer0'][0]", "['layer5'][1]", "['layer11'][2]", "['steps']", "['text']"):
         (at,) = [at for at, each in enumerate(view.table) if each.keystr == path]
         page.locator(f"#row{at} .key").click()

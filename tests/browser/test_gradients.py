@@ -24,10 +24,10 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
         params = step(params, x, y.at[0].set(float("nan")) if number == BAD else y)
     page = open_page(inspector.render().html(), width=1300)
     opened(page)
-    assert page.get_by_text("40 steps · step 39").count() == 1
+    assert page.locator(".headline").inner_text().split("\n")[2:4] == ["40 steps", "step 39"]
     assert page.locator(".row .bad").first.inner_text() == "NaN/Inf"
     n = len(inspector.findings)
-    page.get_by_text(f"findings ({n})").click()
+    page.get_by_text(f"Findings ({n})").click()
     found = page.locator(".finding").first
     assert found.inner_text().startswith("nonfinite") and f"at step {BAD}" in found.inner_text()
     found.click()

@@ -7,7 +7,7 @@ from base64 import b64encode
 import numpy as np
 import pytest
 from browser.conftest import new_context
-from browser.driving import box, labels, readout, row, settled, violations
+from browser.driving import box, choose, labels, readout, row, settled, violations
 from browser.fake_kernel import PAGE, FakeKernel
 from live_runs import PATHS, Run
 
@@ -142,7 +142,7 @@ def last_column(page) -> str:
 def test_one_line_waits_for_the_first_step_and_becomes_the_tree(live):
     run, kernel = live()
     page = drawn(kernel)
-    assert page.locator(".headline").inner_text() == "net · waiting for the first step"
+    assert page.locator(".headline").inner_text() == "net\nwaiting for the first step"
     assert not page.get_by_role("tree").is_visible()
     run.step(1)
     page = drawn(kernel)
@@ -281,7 +281,7 @@ def test_a_pinned_row_stays_in_sight(live):
     run.panel.send_updates()
     page = drawn(kernel)
     assert float(pin.locator(".value").inner_text()) == pytest.approx(run.norms[-1][3], rel=1e-3)
-    page.get_by_role("button", name="Collapse all").click()
+    choose(page, "View", "Collapse all")
     run.panel.finish()
     page = drawn(kernel)
     assert pin.count() == 1, "the whole picture keeps it"
@@ -329,7 +329,7 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     run.panel.send_updates()
     page = drawn(kernel)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save a picture").click()
+        choose(page, "Export", "Save a picture")
     path = tmp_path / "picture.png"
     download.value.save_as(path)
     assert download.value.suggested_filename == "net.png"

@@ -234,7 +234,7 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
 def test_what_ends_a_loop_is_said_and_the_picture_is_whole(lab, open_in):
     page = open_in(RAISING, INTERRUPTED, UNTHROTTLED, TASK)
     run_all_cells(page)
-    said = ("stopped by ValueError", "stopped by KeyboardInterrupt", "no step for 5 s", "finished")
+    said = ("stopped by ValueError", "stopped by KeyboardInterrupt", "finished", "finished with errors")
     for number, (text, last) in enumerate(zip(said, (41, 40, 20_000, 60), strict=True)):
         page.locator(".live").nth(number).locator(".state", has_text=text).wait_for(timeout=1000 * PATIENCE_S)
         settled(page)

@@ -99,7 +99,7 @@ def test_where_treescope_fails_the_page_draws_values_a_legend_and_one_note(open_
     page.screenshot(path=shots / f"drawn-{width}-{'dark' if dark else 'light'}.png")
     drawn = looked_at("unsigned")
     *size, n_colors, (first, last, beyond) = drawn.locator("> canvas").evaluate(CANVAS, [[0, 0], [1, 35], [1, 36]])
-    assert size == [7 * 64, 7 * 2] and first == [0, 0x22, 0x4E] and last[0] > 200
+    assert size == [7 * 64, 7 * 2] and first == [0x44, 0x01, 0x54] and last[0] > 200
     assert beyond == [0, 0, 0], "nothing is drawn behind the last element"
     assert drawn.locator(".legend").inner_text().split()[:2] == ["0", "198"]
     assert looked_at("zero").locator("> canvas").evaluate(CANVAS, [])[:2] == [7, 7]

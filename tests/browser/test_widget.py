@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browser.driving import active, labels, row, search, settled, status, violations
+from browser.driving import active, choose, labels, row, search, settled, status, violations
 from browser.fake_kernel import PAGE, FakeKernel
 
 import treeviz as tv
@@ -140,7 +140,7 @@ def test_a_view_says_what_is_open_as_python_knew_it_at_first(explore):
 def test_folding_is_heard_in_python(explore):
     kernel = explore(model())
     (widget,) = kernel.widgets
-    kernel.page.get_by_role("button", name="Collapse all").click()
+    choose(kernel.page, "View", "Collapse all")
     kernel.until(lambda: widget.expanded == [])
     row(kernel.page, "tree").dblclick()
     kernel.until(lambda: widget.expanded == ["tree"])
@@ -148,7 +148,7 @@ def test_folding_is_heard_in_python(explore):
 
 def test_fold_says_that_nothing_is_folded_until_it_is_pressed(explore):
     page = explore(model()).page
-    fold = page.get_by_role("button", name="as one row")
+    fold = page.get_by_role("button", name="into one row")
     assert fold.get_attribute("aria-pressed") == "false" and "[0]" in labels(page)
     fold.click()
     assert fold.get_attribute("aria-pressed") == "true" and "[0…2] ×3" in labels(page)
@@ -187,7 +187,7 @@ def test_two_views_of_a_widget_agree(explore):
     assert one.get_by_role("searchbox").input_value() == "layers"
     assert kernel.widgets[0].query == "layers"
     other.get_by_role("searchbox").fill("")
-    other.get_by_role("button", name="Collapse all").click()
+    choose(other, "View", "Collapse all")
     kernel.rest()
     assert one.get_by_role("treeitem").count() == 1
 
@@ -466,7 +466,7 @@ def test_what_an_explorer_shows_of_100000_leaves_fits_on_the_screen(explore):
     n_elements = """() => [document, document.querySelector('.treeviz').shadowRoot]
         .reduce((n, root) => n + root.querySelectorAll('*').length, 0)"""
     assert kernel.page.evaluate(n_elements) <= 600
-    kernel.page.get_by_role("button", name="Expand all").click()
+    choose(kernel.page, "View", "Expand all")
     kernel.rest()
     assert len(kernel.widgets[0].expanded) == 2000
 

@@ -265,7 +265,7 @@ def mermaid(view: View, max_rows: int) -> str:
             parts.append(f"  n{line.parent} --> n{i}")
     marked = [f"n{i}" for i, line in enumerate(lines) if line.notes]
     if marked:
-        parts += [f"  class {','.join(marked)} noted", "  classDef noted stroke:#b3261e,stroke-width:2px"]
+        parts += [f"  class {','.join(marked)} noted", "  classDef noted stroke:#c5221f,stroke-width:2px"]
     return "\n".join(parts) + "\n"
 
 

@@ -215,7 +215,7 @@ def test_the_headline_says_which_other_tree_has_nan():
     leaves, treedef = jax.tree.flatten(grads)
     bad = treedef.unflatten([leaves[0].at[0].set(jnp.nan), leaves[1].at[0].set(jnp.inf), *leaves[2:]])
     assert treeviz.render(params(), grads=bad, stats=True).table.headline[-2:] == (
-        "no NaN, no Inf in tree",
+        "all finite in tree",
         "NaN/Inf in 2 leaves of grads",
     )
     assert "of grads" not in " ".join(treeviz.render(params(), grads=bad).table.headline), "they were not read"
@@ -225,7 +225,7 @@ def test_with_statistics_the_root_mean_squares_stand_side_by_side():
     grads = jax.tree.map(lambda x: x.astype(jnp.float16) / 4, params())
     view = treeviz.render(params(), grads=grads, stats=True)
     assert [column.name for column in view.columns] == ["rms", "grads.rms", "bytes"]
-    assert view.table.headline[-1] == f"no NaN, no Inf in {view.table.name}"
+    assert view.table.headline[-1] == f"all finite in {view.table.name}"
     for row in view.table:
         below = [x for path, x in tree_flatten_with_path(grads)[0] if keystr(path).startswith(row.keystr)]
         values = np.concatenate([np.asarray(x, np.float64).ravel() for x in below])

@@ -333,9 +333,9 @@ def test_ranges_of_any_length_are_put_together_right():
 @pytest.mark.parametrize(
     ("tree", "said", "columns"),
     [
-        ([np.zeros(3), np.zeros((2, 2), np.int32)], "no NaN, no Inf, all zeros", []),
-        (np.zeros(3), "no NaN, no Inf, all zeros", []),
-        ([np.full(3, 0.5), np.full(2, 0.5, np.float32)], "no NaN, no Inf, all values are 0.5", []),
+        ([np.zeros(3), np.zeros((2, 2), np.int32)], "all finite, all zeros", []),
+        (np.zeros(3), "all finite, all zeros", []),
+        ([np.full(3, 0.5), np.full(2, 0.5, np.float32)], "all finite, all values are 0.5", []),
         (
             [np.array([0.0, 1.0]), np.array([0.0, 3.0])],
             "min 0 in every row",
@@ -347,7 +347,7 @@ def test_ranges_of_any_length_are_put_together_right():
             ["zeros", "mean", "std", "rms", "histogram"],
         ),
         ([np.array([0.0, np.nan]), np.zeros(2)], "no Inf, all other values are 0", ["nan"]),
-        ([np.array([0.0, 1.0])], "no NaN, no Inf", ["zeros", "min", "max", "mean", "std", "rms", "histogram"]),
+        ([np.array([0.0, 1.0])], "all finite", ["zeros", "min", "max", "mean", "std", "rms", "histogram"]),
         # A leaf that has no finite number has none of these.
         (
             [np.array([np.nan]), np.array([0.0, 1.0]), np.array([0.0, 2.0])],
@@ -357,10 +357,10 @@ def test_ranges_of_any_length_are_put_together_right():
         # The least and the greatest of complex numbers are magnitudes.
         (
             [np.array([1, -1j])],
-            "no NaN, no Inf, no zeros",
+            "all finite, no zeros",
             ["min", "max", "mean", "std", "rms", "histogram"],
         ),
-        (np.float32(1), "no NaN, no Inf, no zeros", ["min", "max", "mean", "std", "rms", "histogram"]),
+        (np.float32(1), "all finite, no zeros", ["min", "max", "mean", "std", "rms", "histogram"]),
     ],
 )
 def test_what_is_the_same_in_every_row_is_words_in_the_headline_of_every_view(tree, said, columns, tmp_path):

@@ -291,10 +291,14 @@ def test_a_heat_map_stands_beside_the_rows_in_the_colors_of_the_page():
     rows = [row for row in range(len(table)) if row != bias]
     assert len(tops) == len(rows), "zeros are a line"
     cells = {row: sorted(strips[top]) for row, top in zip(rows, tops, strict=True)}
-    assert cells[up][-1][1] == 16, "it explodes"
+    assert cells[up][-1][1] == len(STOPS.split()) - 1, "it explodes"
     assert cells[down][-1][0] < cells[up][-1][0], "it is NaN to the end"
     text = (Path(treeviz.__file__).parent / "views/html/assets/series/colors.js").read_text("utf-8")
-    assert f'STOPS = "{STOPS}"' in text
+    assert f'VIRIDIS = "{STOPS}"' in text
+    style = (Path(treeviz.__file__).parent / "views/html/assets/tree/tree.css").read_text("utf-8")
+    for role, colors in COLORS.items():
+        name = {"paper": "background", "ink": "text"}.get(role, role)
+        assert re.findall(rf"--{name}: .*?(#\w+)\)*;", style)[:2] in ([*colors], ["#fff", colors[1]]), role
     assert "A heat map shows the grads norm of each row over steps 0 to 999, from" in picture.description
     assert "Curves above it show loss (last 8, 1 … 8)." in picture.description
     assert {"loss", "8", "1 … 8"} <= set(texts(svg(picture)))

@@ -38,9 +38,9 @@ def test_a_row_says_how_many_it_stands_for_their_sum_and_the_range_of_their_valu
         tree              dict                296 B  ████████     234.1    1
         ├─ head           float32[2] numpy      8 B  ▎              0.5    0
         └─ layers         list                288 B  ███████▊     237.4    1
-           ├─ [0…11] ×11  dict · 24 B each    264 B  ███████▏  0.82…820    0  [9] rms: 170 × the median
+           ├─ [0…11] ×11  dict · 24 B each    264 B  ███████▏  0.82–820    0  [9] rms: 170 × the median
            │  ├─ b        float32[2] numpy      8 B  ▎                0    0
-           │  └─ w        float32[2,2] numpy   16 B  ▍           1…1000    0
+           │  └─ w        float32[2,2] numpy   16 B  ▍           1–1000    0
            └─ [7]         dict                 24 B  ▋            6.197    1
               ├─ b        float32[2] numpy      8 B  ▎                0    0
               └─ w        float32[2,2] numpy   16 B  ▍                8    1  NaN: 1 of 4 values""")
@@ -102,7 +102,7 @@ def test_a_row_has_the_highest_sparkline_of_all_and_the_range_of_their_last_valu
     table = treeviz.walk([1.0, 1.0, 1.0])
     few = folded(View(table, [], series=[marked(table)]))
     assert few.series[0].values.tolist() == [[1, 2], [7, 8]]
-    assert "4…8" in text(few)
+    assert "4–8" in text(few)
 
 
 def test_the_largest_leaf_and_the_leaf_with_nan_are_shown_whatever_is_left_out():

@@ -296,15 +296,19 @@ _NUMBERS = ("min", "max", "mean", "std", "rms")
 def uniform_statistics(table: TreeTable) -> dict[str, str]:
     """A text for each column of value statistics that is the same in every row: {"nan": "no NaN", "min": "min 0"}.
 
+    "all finite" for no NaN and no Inf.
+
     Empty if a leaf with values was not read.
     """
     if "nan" not in table.columns or unread(table).any():
         return {}
     texts = {name: text for name, text in _ABSENT.items() if table.columns[name].values[0] == 0}
+    is_finite = {"nan", "inf"} <= texts.keys()
+    if is_finite:
+        texts |= dict.fromkeys(("nan", "inf"), "all finite")
     least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
     is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # complex: magnitudes
     if least == greatest and is_known and _sizes(table)[0] > 1:
-        is_finite = {"nan", "inf"} <= texts.keys()
         text = (
             f"all {'' if is_finite else 'other '}values are {number_text(least)}"
             if least or not is_finite
@@ -315,7 +319,7 @@ def uniform_statistics(table: TreeTable) -> dict[str, str]:
 
 
 def headline(texts: dict[str, str]) -> list[str]:
-    """The texts, joined for the headline: ["no NaN, no Inf", "min 0, max 1 in every row"]."""
+    """The texts, joined for the headline: ["all finite", "min 0, max 1 in every row"]."""
     numbers = [text for name, text in texts.items() if text.startswith(f"{name} ")]
     others = dict.fromkeys(text for text in texts.values() if text not in numbers)
     return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)

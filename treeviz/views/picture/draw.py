@@ -48,16 +48,16 @@ ROW, GAP = 22, 18
 
 # role -> light and dark colour, as in the page
 COLORS = {
-    "paper": ("#ffffff", "#16181c"),
-    "raised": ("#f6f7f9", "#1b1e23"),
-    "ink": ("#1b1f24", "#e3e6ea"),
-    "dim": ("#5b6470", "#a3acb8"),
-    "line": ("#d9dde3", "#3a4049"),
-    "bar": ("#e2ebf9", "#2b3a52"),
-    "accent": ("#0b57d0", "#8ab4f8"),
-    "violet": ("#6b3fa0", "#cbaaf5"),
-    "warm": ("#9a3412", "#ffb68c"),
-    "bad": ("#b3261e", "#ff9a92"),
+    "paper": ("#ffffff", "#141619"),
+    "raised": ("#fafbfc", "#191c20"),
+    "ink": ("#1c2024", "#e6e8eb"),
+    "dim": ("#636b76", "#9aa3ae"),
+    "line": ("#e3e6ea", "#2d3238"),
+    "bar": ("#a9c2f5", "#4166a8"),
+    "accent": ("#1f5be0", "#7aa7ff"),
+    "violet": ("#7c3aed", "#b79cff"),
+    "warm": ("#9a4a00", "#f2b04b"),
+    "bad": ("#c5221f", "#ff8a80"),
 }
 
 
@@ -244,7 +244,7 @@ class CellColumn:
             return
         if self._shares is not None and self._shares[shown] > 0:
             width = (self.width + 8) * min(1.0, float(self._shares[shown]))
-            yield Box(self.x + self.width + 4 - width, y + 3, width, ROW - 6, "bar")
+            yield Box(self.x + self.width + 4 - width, y + ROW - 4, width, 3, "bar")
         content = self._texts[shown].strip()
         if content:
             yield self._text(content, y + 15, _content_role(content))
@@ -256,10 +256,9 @@ class CellColumn:
 
 # The heat map: a strip of colors for each row, steps from left to right, as in the page
 
-# Cividis, as in assets/series/colors.js.
+# Viridis, as in assets/series/colors.js.
 STOPS = (
-    "00224e 002e6a 1a386f 32436d 434e6c 535a6d 61656f 6f7073 7d7c78 "
-    "8c8878 9b9476 aba072 bcae6c cdbb63 dec958 f0d846 fee838"
+    "440154 481a6c 472f7d 414487 39568c 31688e 2a788e 23888e 1f988b 22a884 35b779 54c568 7ad151 a5db36 d2e21b fde725"
 )
 _COLORS = [f"#{stop}" for stop in STOPS.split()]
 WIDTH, _N_CELLS = 256, 64

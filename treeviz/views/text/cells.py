@@ -98,7 +98,7 @@ def last_texts(series: Series, rows: np.ndarray) -> list[str]:
 def span_texts(
     spans: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray, write: Callable[[float], str]
 ) -> Iterator[tuple[int, str]]:
-    """Pairs of an index into `rows` and a range "0.1…0.3" of several values, in two digits or, if needed, four."""
+    """Pairs of an index into `rows` and a range "0.1–0.3" of several values, in two digits or, if needed, four."""
     if spans is None:
         return
     low, high = (part[rows] for part in spans)
@@ -106,7 +106,8 @@ def span_texts(
         ends = low[i].item(), high[i].item()
         texts = [write(end) if isinstance(end, int) else write(float(f"{end:.2g}")) for end in ends]
         texts = texts if texts[0] != texts[1] else [write(end) for end in ends]
-        yield i, "…".join(dict.fromkeys(texts))
+        dash = " to " if "-" in "".join(texts) else "–"
+        yield i, dash.join(dict.fromkeys(texts))  # a dash beside a sign is hard to read
 
 
 def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, FindingMark]]]:

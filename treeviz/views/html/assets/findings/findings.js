@@ -75,7 +75,7 @@ export function showFindings(view, found) {
     format: "findings",
     urgency: 3,
     help: "what is wrong here, or inside: a sign with a step or a count",
-    width: Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + (isAlone ? 1 : 4))),
+    width: 1 + Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + (isAlone ? 1 : 4))),
     text: () => "",
     draw: (row) => h("span", {}, ...signOf(row), ...insideOf(row)),
     // Sorted by it, the worst come first.
@@ -83,7 +83,7 @@ export function showFindings(view, found) {
   };
   const known = columns.find(({ name }) => name === "findings");
   if (known) Object.assign(known, column);
-  else if (found.length) columns.unshift(column);
+  else if (found.length) columns.splice(1, 0, column); // a type is always second
   if (!known && found.length && view.grid.width) view.grid.resize();
 }
 

@@ -5,7 +5,7 @@ import { worstSeverity } from "../series/controls.js";
 import { SeriesView } from "../series/series_view.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { countText, wholeText } from "../tree/numbers.js";
-import { addCrosses, addLine } from "../series/sparklines.js";
+import { addLine, hatchBad, hatchTile } from "../series/sparklines.js";
 
 /** @typedef {import("../tree/view.js").View} View */
 /** @typedef {import("./run.js").Live} Live */
@@ -217,15 +217,13 @@ export class LivePanel {
     const ctx = canvas.getContext("2d");
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
     ctx.clearRect(0, 0, PIN_WIDTH, ROW_HEIGHT);
-    /** @type {[string, () => void][]} */
-    const layers = [[colors.accent, () => addLine(ctx, series, row, 0, PIN_WIDTH)], [colors.bad, () => addCrosses(ctx, series, row, ROW_HEIGHT / 2, PIN_WIDTH)]];
-    for (const [color, add] of layers) {
-      ctx.strokeStyle = color;
-      ctx.lineWidth = 1.3;
-      ctx.beginPath();
-      add();
-      ctx.stroke();
-    }
+    ctx.strokeStyle = colors.accent;
+    ctx.lineWidth = 1.3;
+    ctx.beginPath();
+    addLine(ctx, series, row, 0, PIN_WIDTH);
+    ctx.stroke();
+    ctx.fillStyle = ctx.createPattern(hatchTile(h("canvas"), colors, 1), "repeat");
+    hatchBad(ctx, series, row, 0, PIN_WIDTH);
   }
 }
 

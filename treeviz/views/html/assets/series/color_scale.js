@@ -74,6 +74,7 @@ export class ColorScale {
     if (reach < (this.most - this.least) / 1000) reach = Infinity; // most cells are alike: what differs needs the scale
     this.low = Math.max(this.least, at(0.25) - reach);
     this.high = Math.min(this.most, at(0.75) + reach);
+    if (this.isRelative && isLog) this.low = -(this.high = Math.max(Math.abs(this.low), Math.abs(this.high)));
     if (!(this.high - this.low > 1e-9 * Math.max(Math.abs(this.low), Math.abs(this.high), 1e-30))) {
       this.low -= 0.5;
       this.high += 0.5;

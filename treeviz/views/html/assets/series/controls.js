@@ -1,7 +1,6 @@
 // @ts-check
 // The toolbar of series: which series, scale and steps are shown, the findings, the color legend, the value at the pointer.
 import { LOG_SCALE } from "./chart.js";
-import { GRADIENT } from "./colors.js";
 import { h, menu } from "../tree/dom.js";
 import { countText } from "../tree/numbers.js";
 
@@ -15,32 +14,30 @@ export function controls(seriesView) {
   const choice = h("select", { "aria-label": "Series", change: () => seriesView.choose(seriesView.all[choice.selectedIndex]) }, ...all.map((series) => h("option", {}, series.title)));
   const log = h("input", { type: "checkbox", change: () => ((seriesView.isLog = log.checked), seriesView.show()) });
   const relative = h("select", { "aria-label": "Colors", title: "what the colors show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
-    h("option", {}, "absolute"), h("option", {}, "÷ row's median"));
+    h("option", {}, "absolute"), h("option", {}, "relative to median"));
   const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
   const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
   const from = step("From step", zoom);
   const to = step("To step", zoom);
-  const whole = h("button", { title: "or double click in the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "all steps");
+  const whole = h("button", { title: "or double click in the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "All steps");
   const low = h("span", {});
   const high = h("span", {});
   const colors = h("i", { class: "colors", role: "img" });
-  colors.style.background = GRADIENT;
-  const legend = h("span", { class: "legend" }, low, colors, high, h("span", {}, h("b", { class: "sign" }, "×"), " not finite"), h("span", {}, "─ zero"));
-  const findings = menu("findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
+  const legend = h("span", { class: "legend" }, low, colors, high, h("i", { class: "hatch" }), "not finite", h("i", { class: "dots" }), "zero");
+  const findings = menu("Findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
   findings.classList.add("findings");
   const element = h(
-    "div", { class: "tools series", role: "group", "aria-label": "Over time" },
-    choice, h("label", {}, log, "log scale"), relative,
-    h("span", { class: "range" }, "steps ", from, "–", to), whole,
-    findings, h("span", { class: "gap" }), legend,
+    "span", { class: "series", role: "group", "aria-label": "Over time" },
+    choice, relative, h("label", {}, log, "log scale"), findings,
   );
+  const footer = h("div", { class: "footer" }, h("span", { class: "range" }, "steps ", from, "–", to, whole), h("span", { class: "gap" }), legend);
 
   /** @param {boolean} grows whether something has come, and nothing was chosen: who types is let alone */
   const show = (grows = false) => {
     const { series, isLog } = seriesView;
     const nFound = nFindings(seriesView);
     findings.hidden = !nFound;
-    findings.firstChild.textContent = `findings (${countText(nFound)})`;
+    findings.firstChild.textContent = `Findings (${countText(nFound)})`;
     findings.firstChild.dataset.severity = worstSeverity(seriesView);
     const { first, last, n } = seriesView.all[0];
     for (const input of [from, to]) {
@@ -62,10 +59,11 @@ export function controls(seriesView) {
     const { colorScale, isLog } = seriesView;
     colorScale.fit();
     [low.textContent, high.textContent] = colorScale.ends;
+    colors.style.background = seriesView.palette.gradient;
     colors.ariaLabel = `colors from ${low.textContent}, dark, to ${high.textContent}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${isLog ? LOG_SCALE : ""}`;
   };
   show();
-  return { element, show, showColors };
+  return { element, footer, findings, show, showColors };
 }
 
 /** @param {SeriesView} seriesView */

@@ -1,10 +1,9 @@
 // @ts-check
 // The heat map at the right of the rows: a strip of color for each row on the screen, steps from left to right.
-import { PALETTE } from "./colors.js";
 import { h } from "../tree/dom.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
 import { countText } from "../tree/numbers.js";
-import { cross } from "./sparklines.js";
+import { hatchTile } from "./sparklines.js";
 
 /** @typedef {import("./series_view.js").SeriesView} SeriesView */
 
@@ -12,7 +11,7 @@ const MIN_WIDTH = 700; // of the view, for a heat map to be shown
 const ROWS = 600; // pixels that the rows need
 const MAX_ROWS = 1100; // pixels that the rows can use
 const TICK = 76;
-const HATCH = 9;
+const LEAST_BAD = 7; // pixels of what is not finite
 
 export class HeatMap {
   /** @param {SeriesView} seriesView */
@@ -37,7 +36,7 @@ export class HeatMap {
     const wanted = this.panel.hidden || width < MIN_WIDTH ? 0 : Math.max(Math.min(width - ROWS, width / 2), width - MAX_ROWS);
     this.width = Math.floor(wanted);
     this.element.hidden = this.axis.hidden = !this.width;
-    this.seriesView.controls.element.classList.toggle("alone", !this.width);
+    this.seriesView.view.root.classList.toggle("alone", !this.width);
     this.seriesView.view.grid.element.style.setProperty("--reserved", `${this.width}px`);
     return this.width;
   }
@@ -70,7 +69,7 @@ export class HeatMap {
       ctx.fillRect(0, top + Math.round(tall) - 2 * gap, width, 2 * gap);
       ctx.fillStyle = colors.dim;
       for (const [start, end] of series.zeroRuns(row, from, until))
-        ctx.fillRect(xOf(start), top + tall / 2 - gap, Math.max(xOf(end) - xOf(start), gap), gap);
+        for (let x = xOf(start); x < Math.max(xOf(end), xOf(start) + 1); x += 4 * gap) ctx.fillRect(x, top + tall / 2 - 1.5 * gap, 1.5 * gap, 1.5 * gap);
       this.#markBad(ctx, row, top, tall - 2 * gap, xOf, from, until);
       if (row === view.active) {
         ctx.fillStyle = colors.accent;
@@ -87,6 +86,7 @@ export class HeatMap {
     colorScale.fit();
     const { low, high } = colorScale;
     const perUnit = 255 / (high - low);
+    const palette = this.seriesView.palette.pixels;
     const cells = this.cells;
     cells.width = width;
     cells.height = rows.length;
@@ -104,16 +104,16 @@ export class HeatMap {
         }
         if (most === -Infinity) continue;
         const color = (most - low) * perUnit;
-        pixels[at] = PALETTE[color <= 0 ? 0 : color >= 255 ? 255 : color | 0];
+        pixels[at] = palette[color <= 0 ? 0 : color >= 255 ? 255 : color | 0];
       }
     }
     ctx.putImageData(image, 0, 0);
   }
 
-  /** Draw crosses where values are not finite, wide enough to be seen. */
+  /** Hatch what is not finite, wide enough to be seen. */
   #markBad(ctx, row, top, tall, xOf, from, to) {
     const { series, scale } = this.seriesView;
-    const least = HATCH * scale;
+    const least = LEAST_BAD * scale;
     for (const [start, end] of series.badRuns(row, from, to)) {
       const width = Math.max(xOf(end) - xOf(start), least);
       const x = Math.max(0, Math.min(xOf(start), ctx.canvas.width - width));
@@ -147,20 +147,10 @@ export class HeatMap {
     }
   }
 
-  /** Draw the pattern of crosses in the colors of the theme. */
   useColors() {
     const { colors, scale } = this.seriesView;
-    const tile = this.hatch;
-    tile.width = Math.round(HATCH * scale);
-    tile.height = Math.round(ROW_HEIGHT * scale);
-    const ctx = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-    ctx.fillStyle = colors.background;
-    ctx.fillRect(0, 0, tile.width, tile.height);
-    ctx.strokeStyle = colors.bad;
-    ctx.lineWidth = 1.5 * scale;
-    cross(ctx, tile.width / 2, tile.height / 2 - scale, 2.8 * scale);
-    ctx.stroke();
-    this.pattern = /** @type {CanvasPattern} */ (ctx.createPattern(tile, "repeat"));
+    const ctx = /** @type {CanvasRenderingContext2D} */ (this.hatch.getContext("2d"));
+    this.pattern = /** @type {CanvasPattern} */ (ctx.createPattern(hatchTile(this.hatch, colors, scale), "repeat"));
   }
 
   paintAxis() {

@@ -2,7 +2,7 @@
 // Shows series in a view: the state of the selection, and the heat map, sparklines, charts and controls put together.
 import { charts, refreshCharts } from "./chart.js";
 import { ColorScale } from "./color_scale.js";
-import { themeColors } from "./colors.js";
+import { paletteOf, themeColors } from "./colors.js";
 import { distributions } from "./distribution.js";
 import { h } from "../tree/dom.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
@@ -15,6 +15,7 @@ import { Series } from "./series.js";
 /** @typedef {import("./series.js").Timeline} Timeline */
 import { Sparklines } from "./sparklines.js";
 import { addStrips } from "./strips.js";
+import { fillBanner } from "../tree/mount.js";
 import { additions } from "../tree/view.js";
 
 const MAX_CANVAS = 32000; // pixels
@@ -38,7 +39,7 @@ export class SeriesView {
     this.step = null;
     /** The notes of findings, with their rows, and how to go there. @type {import("../findings/findings.js").Found[]} */
     this.noted = [];
-    this.colors = { text: "", background: "", dim: "", accent: "", bad: "" };
+    this.colors = { text: "", background: "", dim: "", accent: "", bad: "", badGround: "" };
     /** Removes the listeners of the charts in the details. */
     this.chartStop = new AbortController();
     this.colorScale = new ColorScale(this);
@@ -52,6 +53,11 @@ export class SeriesView {
   /** Canvas pixels per CSS pixel. Browsers do not draw canvases that are taller than MAX_CANVAS. */
   get scale() {
     return Math.min(devicePixelRatio || 1, MAX_CANVAS / (ROW_HEIGHT * (this.view.grid.n || 1)));
+  }
+
+  /** The colors of the heat map. */
+  get palette() {
+    return paletteOf(this.colorScale.isRelative && this.isLog, this.view.root.classList.contains("dark"));
   }
 
   /** The last keys of the path of a row. @param {number} row */
@@ -171,6 +177,22 @@ export class SeriesView {
         this.noted.push([row, note, () => this.goTo(series, mark)]);
       }
     showFindings(view, this.noted);
+    this.#fillBanner();
+  }
+
+  /** What is wrong, with the way there. */
+  #fillBanner() {
+    const found = this.all.flatMap((series) => series.marks.map((mark) => ({ series, mark })));
+    const worst = ["error", "warning"].flatMap((severity) => found.find(({ mark }) => mark[4] === severity) ?? [])[0];
+    if (!worst) return;
+    const { series, mark } = worst;
+    const { banner, tree } = this.view;
+    const known = tree.header.headline.find((text) => /^(error|warning): /.test(text));
+    const n = this.all.reduce((sum, series) => sum + series.nMarks, 0) - 1;
+    const link = (text, click) => h("button", { class: "link", click }, text);
+    fillBanner(this.view, known ?? `${mark[4]}: ${mark[3]}`, link(`Go to ${series.stepsText(mark[1])}`, () => this.goTo(series, mark)),
+      ...(n ? [link(`${countText(n)} more finding${n > 1 ? "s" : ""}`, () => ((this.controls.findings.open = true), this.controls.findings.firstChild.focus()))] : []));
+    banner.hidden = false;
   }
 
   useTheme() {
@@ -194,7 +216,9 @@ function addSeries(view) {
   grid.head.after(seriesView.heatMap.axis, seriesView.scalars.element);
   view.on("read", (step) => seriesView.scalars.show(step));
   const printed = h("div", { class: "printed" });
-  root.querySelector(".body")?.before(seriesView.controls.element, printed);
+  root.querySelector(".tools .gap")?.before(seriesView.controls.element);
+  root.querySelector(".body")?.before(printed);
+  root.append(seriesView.controls.footer);
   addEventListener("beforeprint", () => printed.replaceChildren(...findingsList(seriesView, () => {})), { signal });
   grid.reservedWidth = (width) => {
     const taken = seriesView.heatMap.take(width);

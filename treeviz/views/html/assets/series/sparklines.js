@@ -9,7 +9,7 @@ import { ROW_HEIGHT } from "../tree/grid.js";
 
 const [WIDE, SLIM, N_DIGITS] = [16, 9, 10]; // in characters
 const STROKE = 1.2;
-const CROSS = 7; // pixels from one to the next
+const TILE = 6; // pixels of the hatching
 
 export class Sparklines {
   /** @param {SeriesView} seriesView */
@@ -17,12 +17,13 @@ export class Sparklines {
     this.seriesView = seriesView;
     this.isSlim = false;
     this.canvas = h("canvas", { class: "sparklines", "aria-hidden": "true" });
+    this.hatch = h("canvas");
     const sparklines = this;
     /** The column as the grid needs it. */
     this.column = {
       name: "series",
       format: "sparkline",
-      help: "all steps, on the row's own scale; × is not finite; sorts by the last value",
+      help: "all steps, on the row's own scale; hatched: not finite; sorts by the last value",
       isNumber: true,
       urgency: 4,
       hidden: false,
@@ -69,11 +70,8 @@ export class Sparklines {
     ctx.beginPath();
     shown.forEach((row, i) => addLine(ctx, seriesView.series, row, i * ROW_HEIGHT, width, seriesView.isLog));
     ctx.stroke();
-    ctx.strokeStyle = colors.bad;
-    ctx.lineWidth = STROKE + 0.2;
-    ctx.beginPath();
-    shown.forEach((row, i) => addCrosses(ctx, seriesView.series, row, (i + 0.5) * ROW_HEIGHT, width));
-    ctx.stroke();
+    ctx.fillStyle = ctx.createPattern(hatchTile(this.hatch, colors, 1), "repeat");
+    shown.forEach((row, i) => hatchBad(ctx, seriesView.series, row, i * ROW_HEIGHT, width));
   }
 }
 
@@ -108,24 +106,26 @@ export function addLine(ctx, series, row, top, width, isLog = true) {
   }
 }
 
-export function addCrosses(ctx, series, row, y, width) {
-  let free = 3;
+/** Fill the steps in which a row is not finite, wide enough to be seen. */
+export function hatchBad(ctx, series, row, top, width) {
   for (const [from, to] of series.badRuns(row, 0, series.n)) {
-    const last = width - 3;
-    let x = Math.max(free, Math.min(xOf(series, from, width), last));
-    if (x > last) return;
-    do {
-      cross(ctx, x, y, 2.5);
-      x += CROSS;
-    } while (x <= Math.min(xOf(series, to - 1, width), last));
-    free = x;
+    const x = Math.max(0, Math.min(xOf(series, from - 0.5, width), width - 5));
+    ctx.fillRect(x, top + 3, Math.max(xOf(series, to - 0.5, width) - x, 5), ROW_HEIGHT - 6);
   }
 }
 
-/** @param {CanvasRenderingContext2D} ctx @param {number} x @param {number} y @param {number} size */
-export function cross(ctx, x, y, size) {
-  ctx.moveTo(x - size, y - size);
-  ctx.lineTo(x + size, y + size);
-  ctx.moveTo(x + size, y - size);
-  ctx.lineTo(x - size, y + size);
+/** A canvas with the hatching of what is not finite, to be repeated. @param {HTMLCanvasElement} tile @param {{bad: string, badGround: string}} colors @param {number} scale */
+export function hatchTile(tile, colors, scale) {
+  const size = (tile.width = tile.height = Math.round(TILE * scale));
+  const ctx = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  ctx.fillStyle = colors.badGround;
+  ctx.fillRect(0, 0, size, size);
+  ctx.strokeStyle = colors.bad;
+  ctx.lineWidth = size / 3.5;
+  for (const at of [-size, 0, size]) {
+    ctx.moveTo(at - 1, size + 1);
+    ctx.lineTo(at + size + 1, -1);
+  }
+  ctx.stroke();
+  return tile;
 }

@@ -3,7 +3,7 @@
 import { besideType, briefText, fieldTexts, fitting, whatText } from "./cells.js";
 import { foldedText } from "./folds.js";
 
-export const CH = 7.83;
+export const CH = 7.53;
 export const GAP = 12;
 const PADDING = 10;
 // Pixels of the arrow and the glyph of a row, of a level, of a level where there is little room, and of a label where there is none.

@@ -5,8 +5,14 @@ import { countText } from "./numbers.js";
 
 /** @param {import("./view.js").View} view */
 export function copyMenu(view) {
+  const element = menu("Copy", "Copy the selected paths (Ctrl-C: Python)", () => copyChoices(view, () => (element.open = false)));
+  return element;
+}
+
+/** @param {import("./view.js").View} view @param {() => void} close closes the menu */
+export function copyChoices(view, close) {
   const { tree, rows } = view;
-  const choice = (name, what, text) => h("button", { class: "link", click: () => ((element.open = false), view.copy(text())) }, `${name}: ${what}`);
+  const choice = (name, what, text) => h("button", { class: "link", click: () => (close(), view.copy(text())) }, `${name}: ${what}`);
   // They are made when the menu has opened, and may be clicked before: the rows are asked for again by the click.
   const paths = (name, rowsNow, pathOf = (row) => tree.expression(row)) => {
     const [first, ...others] = rowsNow();
@@ -15,15 +21,13 @@ export function copyMenu(view) {
     return what ? [choice(name, what, () => rowsNow().map(pathOf).join("\n"))] : [];
   };
   const chosen = () => view.chosen;
-  const choices = () => [
+  return [
     ...paths("Python", chosen),
     ...paths("key path", chosen, (row) => tree.keystr(row)),
     ...(tree.header.names ? paths("name in the file", chosen, (row) => tree.nameInFile(row)) : []),
     choice("mask", "True at what is selected", () => maskText(tree, chosen())),
     ...paths("all matches", () => rows.matches()),
   ];
-  const element = menu("copy", "Copy the selected paths (Ctrl-C: Python)", choices);
-  return element;
 }
 
 /** A Python expression for a tree of bools that is True at the leaves of some rows. @param {import("./tree.js").Tree} tree @param {number[]} rows */

@@ -129,9 +129,11 @@ function textOfAll(folds, column, row, run) {
     if (value > high) high = value;
   }
   if (low >= high) return column.text(row);
-  const range = (shorten) => [...new Set([low, high].map((end) => column.write(column.format === "number" ? shorten(end) : end)))].join("…");
+  const range = (shorten) => [...new Set([low, high].map((end) => column.write(column.format === "number" ? shorten(end) : end)))];
   const short = range((end) => +end.toPrecision(2));
-  return short.includes("…") ? short : range((end) => end);
+  const ends = short.length > 1 ? short : range((end) => end);
+  // A dash beside a sign is hard to read.
+  return ends.join(ends.join("").includes("-") ? " to " : "–");
 }
 
 /** @param {any} column @param {number[]} rows */

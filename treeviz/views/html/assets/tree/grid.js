@@ -7,7 +7,7 @@ import { foldedNotes, foldedText } from "./folds.js";
 
 /** @typedef {import("./view.js").View} View */
 
-export const ROW_HEIGHT = 22;
+export const ROW_HEIGHT = 24;
 // Browsers limit the height of an element to about 17 million pixels.
 export const MAX_HEIGHT = 12e6;
 // Characters of a path that are shown; what is copied has all.
@@ -37,7 +37,7 @@ export class Grid {
     );
     /** The ancestors of the first row on the screen. */
     this.above = h("div", { class: "above", "aria-hidden": "true", click: (event) => view.go(this.rowAt(event).row) });
-    this.more = h("button", { click: () => this.element.scrollBy(this.width / 2, 0) });
+    this.more = h("button", { class: "slot", click: () => this.element.scrollBy(this.width / 2, 0) });
     this.copier = h("span", { class: "copier", title: "copy the path", click: (event) => (event.stopPropagation(), view.copy(view.tree.expression(this.rowAt(event).row))) });
     this.element = h("div", { class: "scroller", mouseover: (event) => this.#hover(event), scroll: () => this.paint() }, this.head, this.above, this.tree);
     /** The rows in the document. @type {any[]} */
@@ -53,6 +53,7 @@ export class Grid {
     /** Pixels by which rows are drawn higher than index * ROW_HEIGHT, where the tree is taller than MAX_HEIGHT. */
     this.shift = 0;
     this.lastTop = 0;
+    this.height = 0;
     /** @type {any[]} */
     this.columns = [];
     this.widths = new Columns(view);
@@ -76,11 +77,14 @@ export class Grid {
     const { view } = this;
     const { clientHeight, clientWidth, offsetWidth } = this.element;
     // A view whose columns have changed, as in a search, has another width, but no other room.
-    const room = [clientHeight, offsetWidth - clientWidth, view.detailPlace.hidden, view.root.parentNode.host?.clientWidth].join();
-    if (room === this.room) return;
+    const room = [offsetWidth - clientWidth, view.detailPlace.hidden, view.root.parentNode.host?.clientWidth].join();
+    const isAsWide = room === this.room;
+    if (isAsWide && clientHeight === this.height) return;
     this.room = room;
+    this.height = clientHeight;
     const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
-    this.resize();
+    if (isAsWide) this.paint();
+    else this.resize();
     // Details that open, or grow, do not hide their row.
     if (isSeen) this.scrollTo(view.rows.index(view.active));
   }
@@ -342,7 +346,7 @@ export class Grid {
       cells[i].classList.toggle("edge", number > 1);
       if (number > 1) cells[i].style.setProperty("--edge", `oklch(.65 .17 ${number * 137})`);
       cells[i].classList.toggle("bad", /NaN|Inf/.test(texts[i] !== "0" && texts[i] && column.title + texts[i]));
-      if (hasBar(column)) cells[i].style.backgroundSize = `${shareOf(column, row, rows.folds)}% 16px`;
+      if (hasBar(column)) cells[i].style.backgroundSize = `${shareOf(column, row, rows.folds)}% 3px, 100% 3px`;
     });
     return element;
   }

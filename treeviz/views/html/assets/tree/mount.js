@@ -74,10 +74,14 @@ export function show(host, tree, signal, prepare = () => {}) {
   const inPage = "page" in host.dataset;
   root.classList.toggle("page", inPage);
   const view = new View(tree, root, signal);
+  const facts = tree.header.headline.filter((text) => !/^(error|warning): /.test(text));
+  view.banner = h("div", { class: "banner", role: "status" });
+  if (facts.length < tree.header.headline.length) fillBanner(view, tree.header.headline.find((text) => !facts.includes(text)));
   const { element, search } = toolbar(view);
   view.searchBox = search;
   root.append(
-    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...tree.header.headline.flatMap((text) => [" ", h("span", {}, `· ${text}`)])),
+    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...facts.map((text) => h("span", { class: text.startsWith("all finite") ? "fine" : /NaN$/.test(text) ? "bad" : "" }, text))),
+    view.banner,
     element,
     h("div", { class: "body" }, view.grid.element, view.detailPlace),
   );
@@ -96,6 +100,13 @@ export function show(host, tree, signal, prepare = () => {}) {
   view.grid.observer.observe(host);
   view.emit("shown");
   return view;
+}
+
+/** Say above all what is wrong: "error: a sentence. What else there is to say." @param {View} view @param {string} text @param {...Node} links */
+export function fillBanner(view, text, ...links) {
+  const [, severity, first, rest] = /** @type {string[]} */ (text.match(/^(\w+): (.*?[.!?]|.*)(?:\s+(.*))?$/s));
+  view.banner.dataset.severity = severity;
+  view.banner.replaceChildren(h("i", { "aria-hidden": "true" }, severity === "error" ? "✕" : "⚠"), h("p", {}, h("b", {}, first), rest ? ` ${rest}` : ""), ...links);
 }
 
 /** @param {View} view */

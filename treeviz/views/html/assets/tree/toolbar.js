@@ -1,8 +1,8 @@
 // @ts-check
-// The toolbar of a view: search, status, depth, columns and copying.
-import { copyMenu } from "./copying.js";
+// The toolbar of a view: search, folding, what is shown, copying and exporting.
+import { copyChoices, copyMenu } from "./copying.js";
 import { h, menu } from "./dom.js";
-import { savePicture } from "./picture.js";
+import { exportChoices } from "./exporting.js";
 
 const HELP = [
   "attn  bf16 — in path, type, dtype, shape or value",
@@ -17,15 +17,10 @@ const HELP = [
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
-    type: "search", placeholder: "search: attn", "aria-label": "Search",
+    type: "search", placeholder: "Search: attn, dtype:bf16, nan", "aria-label": "Search", title: "/ puts the cursor here",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
-    focus: () => {
-      // No row moves if the tools need fewer lines during a search.
-      if (!rows.hits) element.style.minHeight = "";
-      element.style.minHeight = `${element.offsetHeight}px`;
-      (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp());
-    },
+    focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp()),
   });
   const status = h("output", { "aria-live": "polite" });
   const help = menu("?", "How to search", () => HELP.map((line) => h("div", {}, line)));
@@ -40,20 +35,30 @@ export function toolbar(view) {
   );
 
   const depths = Math.min(tree.maxDepth, 9);
-  const depth = h(
-    "select",
-    { "aria-label": "Expand to level", change: () => (view.openTo(+depth.value), (depth.value = "")) },
-    h("option", { value: "", hidden: true }, "expand to level…"),
-    ...Array.from({ length: depths }, (_, i) => h("option", {}, `${i + 1}`)),
-    h("option", { value: tree.maxDepth }, "all"),
-  );
-
-  const choices = () =>
-    [...view.columns, ...view.panels].map((column) => {
-      const box = h("input", { type: "checkbox", change: () => ((column.hidden = !box.checked), view.grid.resize()) });
-      box.checked = !(column.hidden ?? !view.grid.columns.includes(column));
-      return h("label", { title: column.help || undefined }, box, column.title);
-    });
+  const title = (text) => h("div", { class: "title" }, text);
+  // A click ends in the tree, where the reader looks next.
+  const act = (text, label, click) => h("button", { class: "link", title: label, "aria-label": label, click: () => (closeAll(), click()) }, text);
+  const viewChoices = () => {
+    const depth = h(
+      "select",
+      { "aria-label": "Expand to level", change: () => (closeAll(), view.openTo(+depth.value)) },
+      h("option", { value: "", hidden: true }, "Expand to level …"),
+      ...Array.from({ length: depths }, (_, i) => h("option", {}, `${i + 1}`)),
+      h("option", { value: tree.maxDepth }, "all"),
+    );
+    return [
+      depth,
+      act("Expand all", "Expand all", () => view.openTo(tree.maxDepth)),
+      act("Collapse all", "Collapse all", () => view.openTo(0)),
+      title("Columns"),
+      ...[...view.columns, ...view.panels].map((column) => {
+        const box = h("input", { type: "checkbox", change: () => ((column.hidden = !box.checked), view.grid.resize()) });
+        box.checked = !(column.hidden ?? !view.grid.columns.includes(column));
+        return h("label", { title: column.help || undefined }, box, column.title);
+      }),
+    ];
+  };
+  const exports = () => exportChoices(view, act);
   view.on("status", ({ text, isError, query, name }) => {
     if (status.textContent !== text) status.textContent = text;
     if (query) status.append(h("button", { class: "link", click: () => view.search.run((search.value = query)) }, name));
@@ -62,8 +67,9 @@ export function toolbar(view) {
     status.classList.toggle("error", isError);
     search.ariaInvalid = `${isError}`;
   });
-  const flat = button("flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat));
-  const fold = button("fold", "Show alike neighbors, such as layers, as one row", () => view.setFolding(!rows.isFolding));
+  const flat = button("Flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat));
+  const fold = button("Fold", "Collapse identical siblings, such as layers, into one row", () => view.setFolding(!rows.isFolding));
+  flat.classList.add("wide");
   const showSearch = () => {
     flat.ariaPressed = `${rows.isFlat}`;
     fold.ariaPressed = `${rows.isFolding}`;
@@ -73,6 +79,18 @@ export function toolbar(view) {
   };
   // A few rows need no tools but when the reader comes to them: they take no room.
   view.root.classList.toggle("few", tree.n < 12 && !view.root.classList.contains("page") && !tree.header.series);
+  const menus = [
+    menu("View", "Levels and columns", viewChoices),
+    copyMenu(view),
+    menu("Export", "Save what is shown", exports),
+    // On a phone one menu has all.
+    menu("⋯", "More", () => [
+      act(rows.isFlat ? "Tree" : "Flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat)),
+      ...viewChoices(), title("Copy"), ...copyChoices(view, closeAll), title("Export"), ...exports(),
+    ]),
+  ];
+  menus[3].classList.add("all");
+  const closeAll = () => menus.forEach((each) => (each.open = false));
   const element = h(
     "div",
     { class: "tools" },
@@ -81,20 +99,8 @@ export function toolbar(view) {
     inSearch,
     status,
     h("span", { class: "gap" }),
-    h("span", { class: "shape" },
-      depth,
-      fold,
-      button("expand", "Expand all", () => view.openTo(tree.maxDepth)),
-      button("collapse", "Collapse all", () => view.openTo(0)),
-    ),
-    flat,
-    h("span", { class: "last" },
-      view.grid.more,
-      menu("columns", "Columns", choices),
-      copyMenu(view),
-      button("picture", "Save a picture: PNG (with Shift: SVG)", (event) =>
-        savePicture(view, event.shiftKey ? "SVG" : "PNG").catch((error) => view.setStatus(`no picture: ${error.message}`))),
-    ),
+    h("span", { class: "shape" }, fold, flat),
+    h("span", { class: "last" }, view.grid.more, ...menus),
   );
   view.on("change", showSearch);
   showSearch();

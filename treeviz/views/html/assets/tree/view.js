@@ -47,6 +47,8 @@ export class View extends EventTarget {
     this.inside = null;
     /** The search box, once mount.js has built the toolbar. @type {any} */
     this.searchBox = null;
+    /** What is wrong, above all else; mount.js makes it. @type {any} */
+    this.banner = null;
     /** Sends a request to Python; null: there is no Python. @type {import("../widget/requests.js").Request | null} */
     this.request = null;
     /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | null} */

@@ -1,11 +1,45 @@
 // @ts-check
-// Saves what is seen of a view, without its tools, as a picture. No request leaves the page.
+// Saves what is shown of a view as a picture, text or JSON. No request leaves the page.
+import { whatText } from "./cells.js";
 import { h } from "./dom.js";
+import { foldedText } from "./folds.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Download the picture. @param {import("./view.js").View} view @param {"SVG" | "PNG"} format */
-export async function savePicture(view, format) {
+/** The entries of the menu. @param {import("./view.js").View} view @param {(text: string, label: string, click: () => void) => Node} act */
+export function exportChoices(view, act) {
+  const picture = (format) => () => savePicture(view, format).catch((error) => view.setStatus(`no picture: ${error.message}`));
+  return [
+    act("Picture (PNG)", "Save a picture", picture("PNG")),
+    act("Picture (SVG)", "Save a picture as SVG", picture("SVG")),
+    act("Text", "Save the rows that are open as text", () => download(view, "txt", `data:text/plain;charset=utf-8,${encodeURIComponent(rowsAsText(view))}`)),
+    act("JSON", "Save the rows that are open as JSON", () => download(view, "json", `data:application/json,${encodeURIComponent(rowsAsJson(view))}`)),
+  ];
+}
+
+/** What the row shows, by the title of its column. @param {import("./view.js").View} view @param {number} row */
+const shownIn = ({ tree, rows, grid }, row) =>
+  grid.columns.map((column) => [column.title, column.format === "type" ? whatText(tree, tree.factCodes[row]) : foldedText(rows.folds, column, row)]);
+
+/** @param {import("./view.js").View} view */
+function rowsAsText(view) {
+  const { rows, grid } = view;
+  const lines = [["name", ...grid.columns.map(({ title }) => title)]];
+  for (const row of rows.visible.subarray(0, rows.count)) lines.push(["  ".repeat(rows.depth(row)) + rows.label(row), ...shownIn(view, row).map(([, text]) => text)]);
+  const widths = lines[0].map((_, i) => lines.reduce((most, line) => Math.max(most, line[i].length), 0));
+  return lines.map((line) => line.map((text, i) => text.padEnd(widths[i])).join("  ").trimEnd()).join("\n") + "\n";
+}
+
+/** @param {import("./view.js").View} view */
+function rowsAsJson(view) {
+  const { tree, rows } = view;
+  return JSON.stringify(Array.from(rows.visible.subarray(0, rows.count), (row) => ({ path: tree.keystr(row), name: rows.label(row), ...Object.fromEntries(shownIn(view, row)) })), null, 1);
+}
+
+const download = (view, suffix, href) => h("a", { href, download: `${view.tree.name.replace(/[^\w.-]+/g, "_").slice(0, 80)}.${suffix}` }).click();
+
+/** @param {import("./view.js").View} view @param {"SVG" | "PNG"} format */
+async function savePicture(view, format) {
   const { markup, width, height } = drawn(view);
   let href = `data:image/svg+xml,${encodeURIComponent(markup)}`;
   if (format === "PNG") {
@@ -17,14 +51,14 @@ export async function savePicture(view, format) {
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     href = canvas.toDataURL("image/png");
   }
-  h("a", { href, download: `${view.tree.name.replace(/[^\w.-]+/g, "_").slice(0, 80)}.${format.toLowerCase()}` }).click();
+  download(view, format.toLowerCase(), href);
 }
 
 /** An SVG picture that holds a copy of the elements and their styles. @param {import("./view.js").View} view */
 function drawn({ root, grid }) {
   const copy = root.cloneNode(true);
   const all = (selector) => [...copy.querySelectorAll(selector)];
-  for (const element of all("iframe, .readout, .tools:not(:has(.legend)), .tools > :not(.legend)")) element.remove();
+  for (const element of all("iframe, .readout, .tools, .footer .range")) element.remove();
   const canvases = [...root.querySelectorAll("canvas")];
   all("canvas").forEach((canvas, i) => {
     const image = h("img", { src: canvases[i].toDataURL(), class: canvas.className });
@@ -47,7 +81,7 @@ function drawn({ root, grid }) {
   const style = getComputedStyle(root);
   for (const [name] of sheetText(root).matchAll(/--\w+(?=:)/g)) copy.style.setProperty(name, style.getPropertyValue(name));
   const tools = [...root.querySelectorAll(".tools")].reduce((sum, element) => sum + element.offsetHeight, 0);
-  const height = root.offsetHeight - tools + 32 * all(".tools").length;
+  const height = root.offsetHeight - tools;
   const inside = new XMLSerializer().serializeToString(h("div", {}, h("style", {}, sheetText(root)), copy));
   return { width, height, markup: `<svg xmlns="${SVG}" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inside}</foreignObject></svg>` };
 }
