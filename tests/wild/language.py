@@ -114,7 +114,7 @@ def levanter_stacked_blocks(
         return jax.tree.map(lambda p: p.ndim > 1, params)
 
     tx = tx or optax.chain(
-        optax.clip_by_global_norm(1.0),
+        optax.clip_by_global_norm(4.0),
         optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 5, 200), weight_decay=0.1, mask=mask),
     )
 
@@ -166,7 +166,7 @@ def maxtext_mean_over_tokens(*, tx=None, least: float = 1e-6, change=lambda para
         found = optax.softmax_cross_entropy_with_integer_labels(out, words[:, 1:]) * weights
         return found.sum(), {"total_loss": found.sum(), "total_weights": weights.sum(), "moe_lb_loss": 0.0}
 
-    tx = tx or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, b2=0.95))
+    tx = tx or optax.chain(optax.clip_by_global_norm(4.0), optax.adamw(1e-3, b2=0.95))
 
     @jax.jit
     def train_step(params, opt_state, words, weights):
