@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,3 +101,13 @@ def mlp_data(n=16):
 
 def copies(tree):
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
+
+
+def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:
+    """A `shard_map` over two devices, or over the only one, without checks of what all devices have in common."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), (axis,))
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    from jax.experimental.shard_map import shard_map  # jax before 0.7
+
+    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_rep=False)

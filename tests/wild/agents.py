@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from wild.published import Published, dense, mlp, normal, on_devices, published, trained
+from watched import on_devices
+from wild.published import Published, dense, mlp, normal, published, trained
 
 N_SEEN, N_MOVES = 6, 2
 

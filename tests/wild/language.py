@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from wild.published import Published, cross_entropy, normal, on_devices, published, tokens, trained
+from watched import on_devices
+from wild.published import Published, cross_entropy, normal, published, tokens, trained
 
 N_WORDS, WIDTH = 11, 16
 

@@ -93,16 +93,6 @@ def squared(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean((x - y) ** 2)
 
 
-def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:
-    """A `shard_map` over two devices, or over the only one, without checks of what all devices have in common."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), (axis,))
-    if hasattr(jax, "shard_map"):
-        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    from jax.experimental.shard_map import shard_map  # jax before 0.7
-
-    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_rep=False)
-
-
 def trained(loss: Callable, params: Any, batch: Callable, tx: Any = None) -> Published:
     """With `loss(params, *batch)` and an optimizer of Optax, as most are."""
     tx = optax.adam(1e-3) if tx is None else tx

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from wild.published import on_devices
+from watched import on_devices
 
 from treeviz.steps.tracing.domains import drifting_arguments, frozen_arguments, structural_zeros
 from treeviz.steps.tracing.primitives import sow
