@@ -48,7 +48,7 @@ def test_the_headline_says_what_is_trained_where_some_is_frozen_or_would_be(name
 
 def test_a_leaf_that_is_struck_alone_is_named_first():
     said = inspector(1).render().table.headline[-1]
-    assert said.startswith("error: grads['layer0'] had 3 numbers that are NaN or infinite at step 2.")
+    assert said.startswith("error: grads['layer0'] had 3 non-finite values at step 2.")
 
 
 def test_a_value_that_is_not_finite_is_drawn_in_every_view():

@@ -77,7 +77,7 @@ def test_a_nan_of_the_forward_pass_is_one_finding_of_the_whole_tree():
     (found,) = findings(loss, stack(4), bad_at_20)
     assert (found.kind, found.path, found.leaf, found.first) == ("nonfinite", "", -1, 20)
     assert found.sentence == "10 of 10 leaves of grads were NaN or infinite at step 20."
-    assert "in the forward pass, in the loss or its derivative, or in the batch" in found.advice
+    assert "in the forward pass, the loss or its derivative, or the batch" in found.advice
 
 
 def test_a_nan_of_the_backward_pass_is_blamed_on_the_leaf_that_it_met_first():
@@ -90,7 +90,7 @@ def test_a_nan_of_the_backward_pass_is_blamed_on_the_leaf_that_it_met_first():
 
     (found,) = findings(loss, stack(4), lambda step: (batch(step)[0], np.full((8, 1), step != 20, np.float32)))
     assert (found.kind, found.path, found.first) == ("nonfinite", "['l1']['b']", 20)
-    assert "10 of 10 leaves were struck in all" in found.sentence
+    assert "10 of 10 leaves are affected in total" in found.sentence
 
 
 def test_a_run_that_diverges_to_infinity_says_so():

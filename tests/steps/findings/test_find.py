@@ -81,7 +81,7 @@ def test_the_leaf_that_is_not_finite_first_in_the_backward_pass_is_named_with_th
     assert found.path == "['layers'][8]['w']"
     assert dict(found.numbers) == {"numbers": 7, "leaves at first": 16, "leaves in all": 24}
     assert found.leaves[0] == 17 and sorted(found.leaves) == list(range(24))
-    assert "7 numbers that are NaN or infinite at step 140" in found.sentence
+    assert "7 non-finite values at step 140" in found.sentence
 
 
 def test_layer_10_comes_after_layer_2_whatever_the_order_of_the_leaves():
@@ -539,7 +539,7 @@ def arrived(step: int, n_nonfinite: int = 0) -> Arrived:
 def test_a_bad_step_ends_the_run_at_most_so_many_steps_later_however_far_the_loop_is_ahead_of_the_device():
     recorder = Recorder(1_000_000, alarm=Alarm(Thresholds(), raise_on={"nonfinite"}), at_once=True, most_late=MOST_LATE)
     step = 0
-    with pytest.raises(StopTraining, match=r"nonfinite: grads\['x'\] had 1 number that is NaN or infinite at step 7"):
+    with pytest.raises(StopTraining, match=r"nonfinite: grads\['x'\] had 1 non-finite value at step 7"):
         for step in range(100):
             recorder.take(arrived(step, n_nonfinite=int(step == 7)))
     assert step == 7 + MOST_LATE

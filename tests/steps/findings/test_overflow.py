@@ -72,7 +72,7 @@ def test_a_scaled_loss_that_overflows_now_and_then_is_no_fault(watched, scale):
     assert found.severity == "info" and "dynamic loss scale" in found.advice
     bad = inspector.history.values("grads", "nonfinite").high.any(axis=1)
     assert 3 < bad.sum() < N_STEPS / 2 and found.first == bad.argmax()
-    assert f"In all, {bad.sum()} steps were struck." in found.sentence
+    assert f"{bad.sum()} steps are affected in total." in found.sentence
 
 
 def test_what_is_known_of_a_scaled_loss_is_saved_with_the_run(watched, tmp_path):
@@ -116,7 +116,7 @@ def test_a_step_with_nan_that_was_left_out_without_a_scale_says_so_and_is_an_err
         params = run(params, x * np.float32(np.nan) if i == BAD else x)
     (found,) = nonfinite(inspector)
     assert (found.severity, found.first) == ("error", BAD)
-    assert f"From step {BAD + 1} on all were finite again" in found.sentence
+    assert f"From step {BAD + 1} on all are finite again" in found.sentence
 
 
 def test_clipping_of_gradients_that_are_unscaled_before_is_told_without_the_norms_of_those_that_are_not(watched):

@@ -37,7 +37,7 @@ from treeviz.tree.text import visible
 MOST_IN_A_ROW = 16  # halving the loss scale each time divides it by 65,536
 LOSS_SCALE_ADVICE = (
     "These are the gradients of a scaled loss: a dynamic loss scale grows until they overflow, and leaves out such a "
-    "step on purpose. If more than a few steps in a hundred are struck, look at its growth, and at these batches."
+    "step on purpose. If more than a few steps in a hundred are affected, look at its growth and at these batches."
 )
 
 
@@ -58,9 +58,9 @@ class SkippedSteps:
     @property
     def text(self) -> str:
         """The sentences after the one about the first of these steps."""
-        total = f" In all, {self.n_steps} steps were struck." if self.n_steps > 1 else ""
-        suffix = "" if self.is_meant else ": it seems that the update was left out"
-        return total + (f" From step {self.since} on all were finite again{suffix}." if self.since is not None else "")
+        total = f" {self.n_steps} steps are affected in total." if self.n_steps > 1 else ""
+        suffix = "" if self.is_meant else ": the update seems to have been skipped"
+        return total + (f" From step {self.since} on all are finite again{suffix}." if self.since is not None else "")
 
 
 def skipped_steps(tree: Searched) -> SkippedSteps | None:
@@ -226,28 +226,26 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         n = int(timeline.high[entry, affected_first].sum())
         sentence = f"{len(affected_first)} of {len(paths)} {tree.nouns} of {name} were NaN or infinite {when}."
         reason = (
-            "The leaf that is used last is among them, so they were made before any gradient of a parameter: in the "
-            "forward pass, in the loss or its derivative, or in the batch. Look"
+            "The NaN arises before the gradient of any parameter: in the forward pass, the loss or its derivative, or "
+            "the batch. Look"
         )
     else:
         n = int(timeline.high[entry, leaf])
-        plural = n != 1
-        others = "" if len(affected) == 1 else f" {len(affected)} of {len(paths)} {tree.nouns} were struck in all."
-        sentence = (
-            f"{name}{paths[leaf]} had {n} number{'s' * plural} that {'are' if plural else 'is'} NaN or infinite "
-            f"{when}.{others}"
-        )
+        others = "" if len(affected) == 1 else f" {len(affected)} of {len(paths)} {tree.nouns} are affected in total."
+        sentence = f"{name}{paths[leaf]} had {n:,} non-finite value{'s' * (n != 1)} {when}.{others}"
         order = (
-            "by its key: if the model uses them in that order," if tree.forward is None else "that the model uses, so"
+            "its key is the last: if the model uses them in that order,"
+            if tree.forward is None
+            else ("the model uses it last, so")
         )
-        reason = f"Of the leaves that were struck first it is the last one {order} the backward pass met it first: look"
+        reason = f"Of the leaves affected first, {order} the backward pass reaches it first: look"
     reason = (
         BAD_UPDATE
         if kind_of(name) == "updates"
         else reason
         + (
-            " there for a division, a log, a square root or an exponential, and at that step's batch; a lower learning "
-            "rate, clipping, or loss scaling in float16 may be what is missing."
+            " there for a division, a log, a square root or an exponential, and at that step's batch. A lower learning "
+            "rate, clipping, or loss scaling in float16 may help."
         )
     )
     skipped = skipped_steps(tree)
@@ -269,8 +267,8 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         until,
         (("numbers", n), ("leaves at first", len(affected_first)), ("leaves in all", len(affected)), *grown),
         sentence + (diverged if skipped is None else skipped.text),
-        f"{divergence_advice or reason} inspector.locate_nan() names the operation and its line, where "
-        "GradientInspector(keep_inputs=True) has kept the inputs of the step.",
+        f"{divergence_advice or reason} inspector.locate_nan() names the operation and its line, if "
+        "GradientInspector(keep_inputs=True) kept the inputs of the step.",
         tuple(affected),
         rank=Rank.NOT_FINITE,
         severity="error",
