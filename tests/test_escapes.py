@@ -163,7 +163,7 @@ def test_why_a_step_cannot_be_watched_is_harmless():
 def test_why_a_history_cannot_be_read_is_harmless(tmp_path):
     path = tmp_path / f"{EVIL}.treeviz"
     path.write_bytes(b"PK")
-    with pytest.raises(ValueError, match="is no history") as error:
+    with pytest.raises(ValueError, match="is not a run") as error:
         treeviz.GradientInspector.load(path)
     assert str(error.value).isprintable()
 

@@ -298,7 +298,7 @@ def explain_carry(calls: Calls) -> Answer:
         Difference(path.removeprefix(carry_path), *finding, tree=1)
         for path, finding in compare_types(init, type_in, type_out)
     ]
-    return "the carry comes out otherwise than it went in", differences
+    return "the carry changes type between input and output", differences
 
 
 def _carry_in(call: Call) -> Any:

@@ -109,12 +109,12 @@ def test_a_forecast_is_a_sentence_and_a_line_for_each_leaf():
         return x.sum(), {**state, "time": state["time"] + x.sum()}
 
     assert str(tv.forecast(jax.jit(step), {"time": 0.0, "q": ONE}, ONE)) == (
-        "The second call of `step` traces and compiles again, since `state` (result[1]) comes out otherwise than it "
-        "went in:\nstate['time']: weak type: weakly typed → not weakly typed (start from an array with a dtype, as "
-        "jnp.float32(0), not from a Python number)"
+        "The second call of `step` traces and compiles again, because `state` (result[1]) changes type between "
+        "input and output:\nstate['time']: weak type: weakly typed → not weakly typed (start from an array with a "
+        "dtype, as jnp.float32(0), not from a Python number)"
     )
     assert str(tv.forecast(step, {"time": np.float32(0), "q": ONE}, ONE)) == (
-        "The second call of `step` does not trace again: `state` (result[1]) comes out as it went in."
+        "The second call of `step` does not trace again: `state` (result[1]) keeps its type."
     )
 
 
@@ -133,7 +133,7 @@ def test_several_states_are_found_in_the_result_by_their_structure_and_shapes():
     params = {"w": ONE}
     found = tv.forecast(step, params, State(jnp.bfloat16(1), params), ONE, state_arg=(0, "moments"))
     assert [(each.path, each.kind) for each in found] == [("moments.w", "dtype")]
-    assert "`params` (result['params']) and `moments` (result['moments']) come out otherwise than they went in" in str(
+    assert "`params` (result['params']) and `moments` (result['moments']) change type between input and output" in str(
         found
     )
 

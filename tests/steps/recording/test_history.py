@@ -187,7 +187,7 @@ def test_numpy_and_a_zip_program_read_the_file(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut"])
 def test_what_is_no_history_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(ValueError, match="is no history that this version of treeviz can read"):
+    with pytest.raises(ValueError, match="is not a run that this version of treeviz can read"):
         load(tmp_path / "a")
 
 
@@ -254,7 +254,7 @@ def test_whatever_is_damaged_load_says_that_it_is_no_history(tmp_path, change):
     save(filled(10, max_bytes=10_000)[0], tmp_path / "a.tvh")
     path = rewritten(tmp_path / "a.tvh", change)
     tracemalloc.start()
-    with pytest.raises(ValueError, match=r"a\.tvh is no history that this version of treeviz can read: "):
+    with pytest.raises(ValueError, match=r"a\.tvh is not a run that this version of treeviz can read: "):
         load(path)
     assert tracemalloc.get_traced_memory()[1] < 20_000_000  # however much the file says that it holds
     tracemalloc.stop()
@@ -274,7 +274,7 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
 
 def test_a_file_of_arrays_is_told_what_shows_it(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.ones(3))
-    with pytest.raises(ValueError, match=r"a\.npz is no history .*: it holds no run; `treeviz show` shows"):
+    with pytest.raises(ValueError, match=r"a\.npz is not a run .*: it holds no run; `treeviz show` shows"):
         load(tmp_path / "a.npz")
 
 
@@ -287,7 +287,7 @@ def test_a_journal_that_is_no_file_is_not_waited_for(tmp_path):
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compressions_whose_size_is_not_known_beforehand_are_refused(tmp_path, compression):
     save(filled(10)[0], tmp_path / "a.tvh")
-    with pytest.raises(ValueError, match="is no history"):
+    with pytest.raises(ValueError, match="is not a run"):
         load(rewritten(tmp_path / "a.tvh", lambda _, content: content, compression))
 
 
@@ -302,7 +302,7 @@ def test_a_directory_that_lies_is_a_damaged_file(tmp_path, field):
     try:
         load(tmp_path / "a.tvh")
     except ValueError as error:
-        assert "is no history" in str(error)
+        assert "is not a run" in str(error)
 
 
 def test_a_file_that_is_not_there_or_may_not_be_read_is_another_error(tmp_path):
@@ -318,7 +318,7 @@ def test_a_cut_file_is_refused_and_a_failed_save_leaves_the_old_file(tmp_path, m
     save(history, file)
     whole = file.read_bytes()
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is no history"):
+    with pytest.raises(ValueError, match="is not a run"):
         load(tmp_path / "cut")
     monkeypatch.setattr(np.lib.format, "write_array", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):

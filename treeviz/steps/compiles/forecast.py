@@ -332,10 +332,12 @@ class Forecast(Differences):
 
     def __repr__(self) -> str:
         again = "traces and compiles" if self.retraces else "compiles"
-        verb, it = ("come", "they") if "` (" in self._states.partition(" and `")[2] else ("comes", "it")
+        several = "` (" in self._states.partition(" and `")[2]
         if not self:
-            return f"The second call of `{self._name}` does not trace again: {self._states} {verb} out as {it} went in."
-        why = f"since {self._states} {verb} out otherwise than {it} went in"
+            keep, their = ("keep", "their types") if several else ("keeps", "its type")
+            return f"The second call of `{self._name}` does not trace again: {self._states} {keep} {their}."
+        what = "type" if self.retraces else "placement"
+        why = f"because {self._states} {'change' if several else 'changes'} {what} between input and output"
         return f"The second call of `{self._name}` {again} again, {why}:\n{super().__repr__()}"
 
     __str__ = __repr__

@@ -247,7 +247,7 @@ def load(path: str | os.PathLike) -> History:
             reason = visible(str(error), 300) or type(error).__name__
             shown_path = visible(str(path), 1000)
             raise ValueError(
-                f"load: {shown_path} is no history that this version of treeviz can read: {reason}"
+                f"load: {shown_path} is not a run that this version of treeviz can read: {reason}"
             ) from error
     journal = journal_of(path)
     if journal.is_file():
