@@ -169,6 +169,15 @@ def test_the_package_and_the_changelog_tell_of_this_version():
     assert f"## [{version}]" in changelog
 
 
+_ODD = r"\b(struck|in vain|looked at|that is no|is told|told|alike|hears|otherwise than)\b"  # what no colleague says
+
+
+def test_texts_for_users_are_in_plain_words():
+    texts = [HOUSE / "README.md", HOUSE / "CHANGELOG.md", *(HOUSE / "docs").rglob("*.md")]
+    found = {text.name: words for text in texts if (words := re.findall(_ODD, text.read_text("utf-8")))}
+    assert found == {}
+
+
 def test_the_files_for_github_are_yaml_and_ask_for_what_a_report_needs():
     yaml = pytest.importorskip("yaml")
     files = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in (HOUSE / ".github").rglob("*.yml")}
