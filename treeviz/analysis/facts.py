@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import Column, Facts
+from treeviz.tree.facts import KINDS, Column, Facts
 from treeviz.tree.leaves import id_text
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import bytes_text, count_text, percent_text
@@ -130,11 +131,31 @@ def headline(table: TreeTable) -> tuple[str, ...]:
     if n_bytes.any():
         n_parameters = np.where(_are_parameters(table), elements, 0)
         counts = [total(n_parameters, "parameter", "parameters")] if n_parameters.any() else []
-        if (n_parameters != elements).any():
+        if variables := _variables(table):
+            of_class = {name: np.where(mask, elements, 0) for name, mask in variables.items()}
+            largest_first = sorted(of_class, key=lambda name: -of_class[name].sum())
+            counts = [f"{name} {total(of_class[name])}" for name in largest_first]
+        elif (n_parameters != elements).any():
             counts.append(total(elements, "element", "elements"))
-        parts += [", ".join(counts)] if counts else []  # PRNG keys have bytes but no elements
+        n_keys = np.array([math.prod(facts.shape or ()) if facts.kind == "key" else 0 for facts in table.facts])
+        if n_keys.any():  # they have bytes, but no elements
+            counts.append(total(n_keys[table.fact_codes], "key", "keys"))
+        parts += [", ".join(counts)] if counts else []
         parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
     return tuple(parts)
+
+
+def _variables(table: TreeTable) -> dict[str, np.ndarray]:
+    """bool[n_rows] for each class of variables, such as NNX' Param, if all elements are in variables of several."""
+    codes: dict[str, list[int]] = {}
+    for code in np.unique(table.fact_codes).tolist():
+        facts = table.facts[code]
+        if facts.elements:
+            implied = KINDS[facts.kind].implied_types
+            codes.setdefault("" if implied is None or facts.type in implied else facts.type, []).append(code)
+    if "" in codes or len(codes) < 2:
+        return {}
+    return {name: np.isin(table.fact_codes, of_name) for name, of_name in codes.items()}
 
 
 def _are_parameters(table: TreeTable) -> np.ndarray:
