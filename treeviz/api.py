@@ -376,7 +376,7 @@ def stackable(trees: Iterable[Any]) -> Differences:
     with the first: structure, static data, shapes and dtypes. Each mismatch has the path of its leaf.
 
         layers = [{"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 4))}, {"w": jnp.ones((4, 8))}]
-        tv.stackable(layers)    # tree 2, ['w']: shape: (4, 4) → (4, 8)
+        tv.stackable(layers)    # tree 2: ['w']: shape: (4, 4) → (4, 8)
         assert not tv.stackable(layers[:2])
 
     A "dtype" difference names the dtype that `jnp.stack` returns for the two, unless it raises; all other differences

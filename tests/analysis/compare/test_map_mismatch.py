@@ -161,3 +161,8 @@ def test_leaves_of_every_kind_are_judged_as_jax_does(name):
 def test_every_tree_is_looked_at(name):
     tree = SAMPLES[name]()
     tv.stackable([tree, tree])
+
+
+def test_of_several_trees_that_cannot_be_stacked_the_one_that_differs_is_named():
+    layers = [{"w": np.ones((4, 4))}, {"w": np.ones((4, 4))}, {"w": np.ones((4, 8))}]
+    assert str(tv.stackable(layers)) == "tree 2: ['w']: shape: (4, 4) → (4, 8)"

@@ -184,7 +184,7 @@ class Differences(list[Difference]):
     """A list of differences; `print` shows one line for each."""
 
     def __repr__(self) -> str:
-        several = len({difference.tree for difference in self}) > 1
+        several = any(difference.tree > 1 for difference in self)
         lines = [f"tree {difference.tree}: {difference}" if several else str(difference) for difference in self]
         return "\n".join(lines) or "no difference"
 
