@@ -126,7 +126,7 @@ def test_tensorboard_reads_the_numbers_histograms_and_findings(tmp_path):
     counts = dict(zip(histogram.bucket_limit, histogram.bucket, strict=True))
     assert [counts[limit] for limit in (3, 4, 5)] == [1, 2, 2], "4 is below 2**3; 8 and 12; 16 and 20"
     (text,) = read.Tensors("findings/text_summary")
-    assert text.step == 2 and b"NaN or infinite" in text.tensor_proto.string_val[0]
+    assert text.step == 2 and b"6 non-finite values" in text.tensor_proto.string_val[0]
 
 
 def test_runs_of_libraries_get_numbers_by_the_methods_that_they_document(monkeypatch):
