@@ -173,7 +173,12 @@ _ODD = r"\b(struck|in vain|looked at|that is no|is told|told|alike|hears|otherwi
 
 
 def test_texts_for_users_are_in_plain_words():
-    texts = [HOUSE / "README.md", HOUSE / "CHANGELOG.md", *(HOUSE / "docs").rglob("*.md")]
+    texts = [
+        HOUSE / "README.md",
+        HOUSE / "CHANGELOG.md",
+        *(HOUSE / "docs").rglob("*.md"),
+        *(HOUSE / "demos").glob("*.ipynb"),
+    ]
     found = {text.name: words for text in texts if (words := re.findall(_ODD, text.read_text("utf-8")))}
     assert found == {}
 

@@ -186,13 +186,11 @@ export class SeriesView {
     const worst = ["error", "warning"].flatMap((severity) => found.find(({ mark }) => mark[4] === severity) ?? [])[0];
     if (!worst) return;
     const { series, mark } = worst;
-    const { banner, tree } = this.view;
-    const known = tree.header.headline.find((text) => /^(error|warning): /.test(text));
+    const known = this.view.tree.header.headline.find((text) => /^(error|warning): /.test(text));
     const n = this.all.reduce((sum, series) => sum + series.nMarks, 0) - 1;
     const link = (text, click) => h("button", { class: "link", click }, text);
     fillBanner(this.view, known ?? `${mark[4]}: ${mark[3]}`, link(`Go to ${series.stepsText(mark[1])}`, () => this.goTo(series, mark)),
       ...(n ? [link(`${countText(n)} more finding${n > 1 ? "s" : ""}`, () => ((this.controls.findings.open = true), this.controls.findings.firstChild.focus()))] : []));
-    banner.hidden = false;
   }
 
   useTheme() {
