@@ -63,7 +63,7 @@ def test_of_two_runs_the_first_step_and_leaf_that_differ_are_named(saved, capsys
 
     first, other = saved("a.treeviz"), saved("b.treeviz", bend)
     assert main(["grads", first, first]) == 0
-    assert "no norm differs" in capsys.readouterr().out
+    assert capsys.readouterr().out == "the two runs are equal · 3 leaves · 40 steps compared, until step 39\n"
     assert main(["grads", first, other, "--json", "-"]) == DIFFERENT
     found = json.loads(capsys.readouterr().out)
     assert any(line.startswith("they part at step 7: ['b']['w'], norm ") for line in found["headline"])
@@ -96,6 +96,7 @@ def test_two_runs_are_compared_by_their_losses_the_sizes_of_their_updates_and_an
     assert main(["grads", *files, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert "loss parts at step 6: 1 and 0" in found["headline"] and "no norm differs" in found["headline"]
+    assert "the two runs are equal" not in found["headline"]
     assert [each["name"] for each in found["series"]] == ["norm.ratio", "updates.ratio"]
     assert found["series"][1]["values"][0] == [1] * 4 + [2] * 5
     assert main(["grads", *files, "--tree", "act0"]) == DIFFERENT

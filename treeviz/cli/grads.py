@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs
-from treeviz.cli.show import add_rows, recorded, shown, with_run_options
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver
+from treeviz.cli.show import add_rows, is_list, recorded, shown, with_run_options
 from treeviz.tree.text import visible
 
 
@@ -43,5 +43,9 @@ def run(options: argparse.Namespace) -> int:
     names = left or files[0].stem, right or files[1].stem
     names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
     runs = compare_runs(inspector.history, other.history, names, options.tree)
-    shown(with_run_options(runs.view, options), options)
+    view = with_run_options(runs.view, options)
+    if runs.is_equal and not is_list(options):  # a tree of ones
+        deliver(view, options, lambda: " · ".join(view.table.headline))
+    else:
+        shown(view, options)
     return SAME if runs.parting is None else DIFFERENT

@@ -44,10 +44,12 @@ class TwoRuns(NamedTuple):
     Attributes:
       view: The tree with the ratio of the norms, second to first, over the steps.
       parting: Where norms first differ, in any bit; None if they never do.
+      is_equal: Neither norms, scalars nor updates differ, and both runs have the same leaves and entries.
     """
 
     view: TreeView
     parting: Parting | None
+    is_equal: bool
 
 
 def compare_runs(first: History, other: History, names: tuple[str, str], tree: str | None = None) -> TwoRuns:
@@ -72,14 +74,18 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     partings = [_parting(stops, rows, left, right, rtol) for rtol in (0.0, MUCH)]
     series = [_ratio(table, rows, left, right, starts, stops, partings[0], names)]
     series += _ratio_of_updates(first, other, sources, counterparts, table, names)
-    scalars, of_scalars = _scalars(first, other, names)
-    headline_lines = _lines(table, partings, names, len(common), int(stops[-1]))
-    headline_lines += _left_out(
-        first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names
-    )
+    scalars, of_scalars, any_scalar_differs = _scalars(first, other, names)
+    left_out = _left_out(first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names)
+    is_equal = partings[0] is None and not left_out and not any_scalar_differs
+    is_equal = is_equal and all(bool((np.isnan(each.values) | (each.values == 1)).all()) for each in series)
+    lines = _lines(table, partings, len(common), int(stops[-1]))
     table = table.with_columns(*size_columns(table))
-    table = table.with_headline(*headline(table), *headline_lines, *of_scalars)
-    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), partings[0])
+    table = table.with_headline(
+        *["the two runs are equal"] * is_equal,
+        *headline(table),
+        *(lines[:1] if is_equal else [*lines, *left_out, *of_scalars]),
+    )
+    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), partings[0], is_equal)
 
 
 def _aligned(first: History, other: History, sources: tuple[str, str], counterparts: list[int]):
@@ -113,10 +119,9 @@ def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, nam
     return [replace(series, name="updates.ratio")]
 
 
-def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[list[Series], list[str]]:
-    """The scalars that both runs have, one curve for each run; and a line about where each first differs."""
-    curves: list[Series] = []
-    lines = []
+def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[list[Series], list[str], bool]:
+    """The scalars of both runs, a curve for each run; a line about where each first differs; and whether any does."""
+    curves, lines, any_differs = list[Series](), list[str](), first.scalars.tracks.keys() != other.scalars.tracks.keys()
     for name in [name for name in first.scalars.tracks if name in other.scalars.tracks]:
         shown = visible(name, _LONGEST_NAME)
         runs = [history.scalars.values(name) for history in (first, other)]
@@ -125,11 +130,12 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
         step = min(apart, default=None)
         text = "" if step is None else f"step {step:,}: {' and '.join(f'{values[step]:.6g}' for values in at)}"
         lines.append(f"{shown} parts at {text}" if text else f"{shown} does not differ")
+        any_differs |= bool(text)
         for run, history in zip(names, (first, other), strict=True):
             (curve,) = scalar_series(history, only=name)
             curves.append(replace(curve, name=f"{name}, {run}", title=f"{name}, {run}"))
     more = f"and {len(lines) - MOST_PRINTED} more scalars"
-    return curves, [*lines[:MOST_PRINTED], *([more] if len(lines) > MOST_PRINTED else [])]
+    return curves, [*lines[:MOST_PRINTED], *([more] if len(lines) > MOST_PRINTED else [])], any_differs
 
 
 def _is_same(left: float, right: float) -> bool:
@@ -216,9 +222,7 @@ def _ratio(
     return thinned(series, MOST_BUCKETS)
 
 
-def _lines(
-    table: TreeTable, partings: list[Parting | None], names: tuple[str, str], n_steps: int, last: int
-) -> list[str]:
+def _lines(table: TreeTable, partings: list[Parting | None], n_steps: int, last: int) -> list[str]:
     any_bit, much = partings
     lines = [f"{n_steps:,} {'step' if n_steps == 1 else 'steps'} compared, until step {last:,}"]
     if any_bit is None:

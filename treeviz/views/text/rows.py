@@ -212,6 +212,7 @@ _PATH = 40  # columns that a path gets before anything else
 _REASON, _REASON_WANTS = 600, 40  # characters of a reason: the most; those that it gets before sparklines
 _INDENT = "    "  # of a reason that has no room beside its leaf
 _FAR_FROM_MEDIAN = 10.0  # a value this many times above or below the median is far from it
+_FEW_FAR = 0.25  # of the leaves: more are the spread of this model
 
 
 class Outlier(NamedTuple):
@@ -227,10 +228,10 @@ class Outlier(NamedTuple):
 
 
 def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
-    """The `N_LINES` leaves to look at first, by the first series.
+    """The leaves to look at first, by the first series: at most `N_LINES`, none if no leaf differs from the others.
 
-    Leaves with NaN or Inf come first, ordered by its first step; then those with findings; then the others, by the
-    distance of their last value from the median of all leaves, on the scale of the series (linear or log).
+    Leaves with NaN or Inf come first, ordered by its first step; then those with findings; then, if they are few, those
+    whose last value is far from the median of all leaves, the farthest first, on the scale of the series.
     """
     main = series[0]
     measured = table.measured
@@ -242,8 +243,10 @@ def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
     rows = leaves.tolist()
     wrong = [row for row, (_, mark) in found.items() if mark.severity != "info"]
     places = {row: place for place, row in enumerate(wrong)}  # findings are sorted, the most severe first
+    far = [i for i, ratio in enumerate(ratios) if not _FAR_FROM_MEDIAN > ratio > 1 / _FAR_FROM_MEDIAN]
     order = sorted(
-        range(len(rows)),
+        {*np.flatnonzero(is_bad.any(axis=1)).tolist(), *(i for i, row in enumerate(rows) if row in found)}
+        | {*(far if len(far) <= _FEW_FAR * len(rows) else [])},
         key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
     )
     is_still = is_bad[:, -1].tolist()
@@ -253,7 +256,7 @@ def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
 def outlier_lines(
     table: TreeTable, series: Sequence[Series], glyphs: Glyphs, *, width: int | None = None, color: bool = False
 ) -> list[str]:
-    """The section "worst leaves": a title and one line for each outlier; empty without outliers."""
+    """The section "worst leaves", or "leaves that stand out" if nothing is wrong; empty without outliers."""
     found = outliers(table, series)
     if not found:
         return []
@@ -270,7 +273,7 @@ def outlier_lines(
     if width < path_width + beside:
         sparks = [""] * len(found)  # the tree above shows them
     spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
-    which = "worst leaves" if any(each.reason for each in found) else "leaves farthest from the median"
+    which = "worst leaves" if any(each.style != DIM for each in found) else "leaves that stand out"
     lines = [cut(glyphs.fit(f"{which} by {visible(spans)}"), width, glyphs.dots)]
     for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
         start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
@@ -322,11 +325,7 @@ def _reason(
         )
     if is_bad:
         return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {steps_text(main, bad_since)}")
-    if ratio == 0:
-        return Outlier(row, YELLOW, "zero")
-    if _FAR_FROM_MEDIAN > ratio > 1 / _FAR_FROM_MEDIAN:
-        return Outlier(row, DIM, "")
-    return Outlier(row, DIM, f"{number_text(float(f'{ratio:.2g}'))} × the median")
+    return Outlier(row, DIM, "zero" if ratio == 0 else f"{number_text(float(f'{ratio:.2g}'))} × the median")
 
 
 # Which rows of a view are shown if there is no room for all, and which nodes are open at first.
