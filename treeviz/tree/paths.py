@@ -182,12 +182,26 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
     return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
 
 
+def paths_without_boxes(paths: Sequence[str]) -> list[str]:
+    """The paths as the user writes them: "['kernel']", which JAX calls "['kernel'].value" if it is a variable of NNX."""
+    if not any(box in path for path in paths for box in _INTO_BOX):
+        return [*paths]
+    return [
+        "".join(step.removesuffix(_box_of(step)) for step in path) for path in _without_boxes([*map(steps_of, paths)])
+    ]
+
+
 def _is_into_box(path: list[str], i: int) -> bool:
     return i > 0 and path[i] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[i + 1 :])
 
 
 def _joined(path: list[str], i: int) -> list[str]:
     return [*path[: i - 1], path[i - 1] + path[i], *path[i + 1 :]]
+
+
+def _box_of(step: str) -> str:
+    """The step into a box that is joined to this one; "" if none is."""
+    return next((end for end in _INTO_BOX if step.endswith(end) and step != end), "")
 
 
 _INTO_BOX = (".value", ".raw_value")
@@ -212,8 +226,7 @@ def steps_of(path: str) -> list[str]:
 
 
 def _key(step: str) -> Key:
-    box = next((end for end in _INTO_BOX if step.endswith(end) and step != end), "")
-    if box:
+    if box := _box_of(step):
         outer = _key(step.removesuffix(box))
         return Key(outer.label, step, outer.segment, (*outer.steps, box))
     if step[:2] in ("['", '["'):

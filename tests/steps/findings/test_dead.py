@@ -147,7 +147,7 @@ def test_a_layer_with_a_bias_is_named_only_where_those_behind_it_have_none_and_g
     assert (found.path, found.severity) == ("['l3']['w']" if is_cut else "['l1']['w']", "error")
     assert ("this one, or a later one" in found.advice) is not is_cut
     if is_cut:  # as by a forgotten stop_gradient
-        reason = "the loss does not depend on ['l*']['w'] ×4, ['l*']['b'] ×4, or only where it has no derivative."
+        reason = "the loss does not depend on ['l0…3']['w'] ×4, ['l0…3']['b'] ×4, or only where it has no derivative."
         assert found.sentence == f"8 of 10 leaves of grads are zero in all 40 steps: {reason}"
         assert "between ['l3']['w'] and ['out']['w'] for stop_gradient" in found.advice
 

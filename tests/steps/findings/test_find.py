@@ -247,7 +247,7 @@ def test_parameters_that_drift_apart_on_devices_are_an_error_first(tmp_path):
     found = findings(load(tmp_path / "run.treeviz"))[0]
     assert (found.kind, found.severity, len(found.leaves)) == ("drift", "error", 24)
     assert found.sentence.startswith(
-        "The parameters drift apart on the devices: each changes its copy of ['layers'][*]"
+        "The parameters drift apart on the devices: each changes its copy of ['layers'][0…11]"
     )
 
 
@@ -261,7 +261,7 @@ def test_leaves_that_the_optimizer_freezes_are_information_once_in_one_line(is_d
     save(run.history(), tmp_path / "run.treeviz")
     (found,) = findings(load(tmp_path / "run.treeviz"))
     assert (found.kind, found.severity, found.source, len(found.leaves)) == ("frozen", "info", "grads", 12)
-    assert found.sentence == "12 of 24 leaves are frozen: the step never changes ['layers'][*]['w'] ×12."
+    assert found.sentence == "12 of 24 leaves are frozen: the step never changes ['layers'][0…11]['w'] ×12."
     run.sources[0] = run.sources[0]._replace(frozen=(True,) * 24)  # as by a learning rate of zero
     run.grads[:], run.updates[:] = 1, 0
     (found,) = run.findings()
@@ -289,6 +289,20 @@ def test_two_factors_of_zero_are_the_cause_of_gradients_of_zero(n_learning):
     assert (found.kind, found.severity) == ("dead", "error")
     first = "['l0']" if not n_learning else "['l1']"
     assert found.advice.startswith(f"{first}['lora_a'] and {first}['lora_b'] are both zero, so neither has a gradient")
+
+
+def test_all_leaves_that_a_mask_froze_are_listed_under_the_paths_of_the_user():
+    names = ("query", "key", "out", "gate", "up", "down", "norm")
+    run = Run({f".layers[{i}].{name}.value": 64 for i in range(6) for name in names} | {".head.value": 64, ".a.b": 64})
+    frozen = [not path.startswith(".layers[1]") and "norm" not in path and path != ".a.b" for path in run.paths]
+    run.sources[0] = run.sources[0]._replace(frozen=tuple(frozen))
+    run.updates[:, frozen] = 0
+    (found,) = run.findings()
+    parts = ", ".join(f".layers[0, 2, 3, 4, 5].{name} ×5" for name in names[:-1])
+    assert found.sentence == f"31 of 44 leaves are frozen: the step never changes {parts}, .head."
+    assert found.path == ".layers[0].query"
+    run.grads[200] *= 1000
+    assert not any(".value" in str(each) + each.path for each in run.findings())
 
 
 def test_many_spikes_are_one_finding_that_leads_to_the_highest():

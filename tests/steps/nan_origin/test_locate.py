@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import math
+from collections import namedtuple
 from pathlib import Path
 
 import jax
@@ -278,6 +279,9 @@ def test_an_argument_that_is_not_finite_is_named_by_its_key_path():
     origin = locate_nan(step, {"w": x.at[0].set(jnp.inf)}, {"x": [x, x]})
     assert origin is not None
     assert (origin.argument, origin.inputs[0].n_posinf) == ("params['w']", 1)
+    variable = namedtuple("Variable", "value")  # as JAX sees one of NNX
+    origin = locate_nan(lambda params: params["w"].value * 2, {"w": variable(bad)})
+    assert origin is not None and origin.argument == "params['w']"
 
 
 def test_a_nan_of_an_argument_that_a_mask_replaces_is_not_the_origin():

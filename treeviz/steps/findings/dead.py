@@ -74,7 +74,7 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
         return None
     dead_leaves, is_alive = set(run), tree.is_trained & (tree.norm.high > 0).any(axis=0)
     alive = [leaf for leaf in np.flatnonzero(is_alive).tolist() if leaf not in dead_leaves]
-    keys: list[_Node] = [tuple(_KEY.findall(path)) for path in tree.source.paths]
+    keys: list[_Node] = [tuple(_KEY.findall(path)) for path in tree.paths]
     leaves_below: dict[_Node, set[int]] = defaultdict(set)
     for leaf in np.flatnonzero(tree.is_trained).tolist():
         for n in range(len(keys[leaf])):

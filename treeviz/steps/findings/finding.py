@@ -16,7 +16,7 @@ from treeviz.steps.recording.history import History, Timeline
 from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, sibling_name, wholes
 from treeviz.tree.facts import Facts
 from treeviz.tree.layers import is_below
-from treeviz.tree.paths import table_of_paths
+from treeviz.tree.paths import paths_without_boxes, table_of_paths
 from treeviz.tree.query.find import on_path
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.text import number_text
@@ -133,9 +133,9 @@ RECENT = 5  # entries
 FEWEST_LOOKS = 3  # measured steps of a tree that is not measured in every step
 _LAST_KEY = re.compile(r"(\['(?:[^'\\]|\\.)*'\]|\[[^\[\]]*\]|\.[^.\[\]]+)$")
 _BLOCK = re.compile(r"(?<=\w)\[[0-9]+(,[0-9]+)+\]( .*)?(?='\]$)")  # of a weight: "w[4,4] 8x2o,8x2o"
-_WRAPPER_ATTRIBUTE = re.compile(r"\.(raw_)?value$")  # NNX variables, and Linen parameters with axis names
 # Equinox' StateIndex, and the statistics of normalisations
 _STATE = re.compile(r"index\.init\b|\b(running|moving)_(mean|var|variance)\b|\bbatch_stats\b")
+_MOST_NUMBERS = 5  # of layers that are not a range
 _ROUNDING = 1e-2  # a fraction of the other leaves and of its layer: both, since inputs may be large
 
 
@@ -167,8 +167,13 @@ class Searched:
         """The plural noun for the rows: "leaves"."""
         return "leaves and layers" if any(self.source.stacks) else "leaves"
 
+    @computed_once
+    def paths(self) -> list[str]:
+        """The path of each leaf, as the user writes it."""
+        return paths_without_boxes(self.source.paths)
+
     def path(self, leaf: int) -> str:
-        return self.source.paths[leaf]
+        return self.paths[leaf]
 
     @computed_once
     def norm(self) -> Timeline:
@@ -274,9 +279,9 @@ class Searched:
     def keys(self) -> list[tuple[str, str, str]]:
         """For each leaf: its parent's path, its key, and its index if it is a layer of a stack."""
         stacks, keys = self.source.stacks, []
-        for leaf, path in enumerate(self.source.paths):
+        for leaf, path in enumerate(self.paths):
             index = _LAST_KEY.search(path) if stacks and stacks[leaf] else None
-            path = _WRAPPER_ATTRIBUTE.sub("", path[: index.start()] if index else path)
+            path = path[: index.start()] if index else path
             match = _LAST_KEY.search(path)
             key = match[0] if match else path
             keys.append((path.removesuffix(key), key, index[0] if index else ""))
@@ -377,11 +382,24 @@ def listed(paths: Sequence[str], most: int = 3) -> str:
 
 
 def listed_alike(paths: Sequence[str], most: int = 5) -> str:
-    """All paths, those that differ only in numbers as one: "['layers'][*]['w'] ×12, ['head']"."""
+    """All paths, those that differ only in numbers as one: "['layers'][0…11]['w'] ×12, ['head']"."""
     alike: dict[str, list[str]] = {}
     for path in paths:
         alike.setdefault(pattern(path), []).append(path)
-    return listed([f"{each} ×{len(same)}" if len(same) > 1 else same[0] for each, same in alike.items()], most)
+    return listed([_with_ranges(same) if len(same) > 1 else same[0] for same in alike.values()], most)
+
+
+def _with_ranges(paths: Sequence[str]) -> str:
+    """Paths that differ only in numbers, as one: "['layers'][0…11]['w'] ×12", "['layers'][3, 5]['w'] ×2"."""
+    columns = iter(zip(*(re.findall(r"[0-9]+", path) for path in paths), strict=True))
+
+    def numbers_text(_: re.Match) -> str:
+        numbers = sorted({*map(int, next(columns))})
+        is_range = 1 + numbers[-1] - numbers[0] == len(numbers) > 2
+        few = ", ".join(map(str, numbers)) if len(numbers) <= _MOST_NUMBERS else "*"
+        return f"{numbers[0]}…{numbers[-1]}" if is_range else few
+
+    return f"{re.sub('[0-9]+', numbers_text, paths[0])} ×{len(paths)}"
 
 
 def and_others(leaves: Sequence[int]) -> str:

@@ -201,6 +201,7 @@ NO_UPDATE = (
     "meant to be frozen, Thresholds(expected_frozen=[…]) names it."
 )
 KEEP_FLOAT32 = "Keep float32 master weights for the optimizer, or round stochastically."
+_MOST_FROZEN = 40  # paths in a sentence: who misspelled a mask looks for all that it froze
 ROUNDED = "rounded away"  # the number of leaves whose updates are lost in rounding
 _BITS = {"bfloat16": 9, "float16": 12}  # half a unit in the last place is at least two to minus this, of a number
 _SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -214,7 +215,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     entries = np.flatnonzero(bad.any(axis=1))
     if not entries.size:
         return
-    name, paths = tree.name, tree.source.paths
+    name, paths = tree.name, tree.paths
     entry = entries[0]
     affected_first = np.flatnonzero(bad[entry])
     leaf = int(affected_first[np.argmax(tree.positions[affected_first])])
@@ -351,7 +352,7 @@ def drifting(tree: Searched) -> Iterator[Finding]:
 
 def _no_update(tree: Searched, leaves, dtypes, is_all: bool, span: tuple[int, int], n_steps: int, when: str) -> Finding:
     """The finding about leaves that no update changed, though they have gradients."""
-    subject = "All parameters" if is_all else listed_alike([tree.path(leaf) for leaf in leaves])
+    subject = "All parameters" if is_all else listed_alike([tree.path(leaf) for leaf in leaves], _MOST_FROZEN)
     # A mask would be known from the program. If all are still, the learning rate may be zero.
     is_rounded = set(dtypes) <= _BITS.keys() and not is_all
     rounding = (
@@ -374,7 +375,8 @@ def _frozen_by_design(tree: Searched) -> Iterator[Finding]:
         paths, n = [tree.path(leaf) for leaf in leaves], sum(tree.source.has_number)
         yield Finding(
             "frozen", tree.name, paths[0], leaves[0], *tree.span, (("steps", tree.n_steps), ("leaves", len(leaves))),
-            f"{len(leaves)} of {n} {tree.nouns} are frozen: the step never changes {listed_alike(paths)}.",
+            f"{len(leaves)} of {n} {tree.nouns} are frozen: the step never changes "
+            f"{listed_alike(paths, _MOST_FROZEN)}.",
             "If they are to be trained, look at the labels or the mask of the optimizer.",
             tuple(leaves),
             rank=Rank.INFORMATION, severity="info",
@@ -460,7 +462,7 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
             typical[leaf] = float(np.median(values))
     if typical:
         worst = sorted(typical, key=typical.__getitem__)
-        part, path = typical[worst[0]], params.paths[worst[0]]
+        part, path = typical[worst[0]], tree.path(worst[0])
         yield Finding(
             "underflow", tree.name, path, worst[0], int(ratio.first[0]), int(ratio.until[-1]), (("ratio", part),),
             f"The updates of {params_name}{path}{and_others(worst)} are {part:.1e} of it or little more, and most are "
@@ -592,7 +594,7 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     alive = [
         g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g) & g.is_trained).tolist()
     ]
-    paths = tree.source.paths
+    paths = tree.paths
     # A parameter's path may start with an argument name; a gradient's path may end with a layer.
     leaves = [
         leaf

@@ -323,7 +323,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             leaves = [-1] if -1 in leaves else []
         if not leaves:
             continue
-        value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else source.paths[leaves[0]]
+        value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else tree.path(leaves[0])
         others = (
             f" Of {len(leaves) - 1} more the ratio is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
         )

@@ -26,6 +26,7 @@ from treeviz.steps.statistics import StopTraining
 from treeviz.steps.tracing.backward_rules import lines_of_backward_rules
 from treeviz.steps.tracing.primitives import inner_jaxprs
 from treeviz.tree.keys import keystr
+from treeviz.tree.paths import paths_without_boxes
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import error_text, visible
 from treeviz.tree.tracers import Tracer
@@ -83,7 +84,8 @@ def locate_nan_in(
       CannotLocateNan: The step has more equations than the bound, or its arguments are deleted or tracers.
     """
     leaves, treedef = tree_util.tree_flatten_with_path((tuple(args), dict(kwargs or {})))
-    names = [_name(function, path) for path, _ in leaves]
+    texts = paths_without_boxes([keystr(path) for path, _ in leaves])
+    names = [_name(function, path, text) for (path, _), text in zip(leaves, texts, strict=True)]
     traced = [i for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
     for i in traced:
         _check(names[i], leaves[i][1])
@@ -177,9 +179,9 @@ def _check(name: str, leaf: Any) -> None:
         )
 
 
-def _name(function: Callable, path: Any) -> str:
-    """The name of an argument leaf, "params['w']", from its path into `(args, kwargs)`."""
-    outer, first, *rest = path
+def _name(function: Callable, path: Any, text: str) -> str:
+    """The name of an argument leaf, "params['w']", from its path into `(args, kwargs)`, and that as text."""
+    outer, first = path[:2]
     name = f"argument {first.idx}" if outer.idx == 0 else str(first.key)
     with contextlib.suppress(TypeError, ValueError):
         if outer.idx == 0:
@@ -188,7 +190,7 @@ def _name(function: Callable, path: Any) -> str:
             name = parameters[position].name
             if parameters[position].kind is inspect.Parameter.VAR_POSITIONAL:
                 name += f"[{first.idx - position}]"
-    return visible(name + keystr(rest))
+    return visible(name + text.removeprefix(keystr(path[:2])))
 
 
 @contextlib.contextmanager
