@@ -183,7 +183,7 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
 
 
 def paths_without_boxes(paths: Sequence[str]) -> list[str]:
-    """The paths as the user writes them: "['kernel']", which JAX calls "['kernel'].value" if it is a variable of NNX."""
+    """The paths as the user writes them: "['kernel']", which JAX calls "['kernel'].value" if it is an NNX variable."""
     if not any(box in path for path in paths for box in _INTO_BOX):
         return [*paths]
     return [
