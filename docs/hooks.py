@@ -1,6 +1,7 @@
 """Runs the Python of each page when the site is built, and puts what it shows below it: real views, real errors.
 
     ```python           runs; what it prints and the value of its last line stand below, as in a notebook
+    ```python first     the same, with what it shows above the code
     ```python raises    has to raise; below stands what JAX says
     ```python hidden    runs unseen
     ```python static    is only shown
@@ -25,7 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
 DOCS = Path(__file__).resolve().parent
+API = DOCS / "api.md"
+STYLE = DOCS.parent / "treeviz" / "views" / "html" / "assets" / "tree" / "tree.css"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["COLUMNS"] = "100"  # of text views
 # Eight devices. XLA compiles in a third of the time: what the programs of the pages cost does not matter.
@@ -34,9 +39,14 @@ os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
-BLOCK = re.compile(r"^```python ?(raises|hidden|static|)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python ?(raises|hidden|static|first|)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPTS = re.compile(r'<script type="text/treeviz">.*?</script><script type="module">.*?</script>', re.DOTALL)
 MOST_LINES = 8  # of an error
+
+CALL = re.compile(r"(?<!<b>)(?<!\">)<code>((?:tv|treeviz)\.)?(\w+)(?:\([^<]*\))?</code>")
+TOKENS = re.compile(
+    r"^\.treeviz(\.dark)? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)  # the first two rules of the style of views
 
 views: dict[str, list[str]] = {}  # of each page
 
@@ -45,6 +55,17 @@ def on_config(config: Any) -> None:
     """Show the treeviz of this clone. MkDocs takes back what a hook does to the path when it is loaded."""
     sys.path.insert(0, str(DOCS.parent))
     gc.disable()  # a build is short
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Give the site the colors and fonts of the views, from the same file."""
+    light, dark = (
+        "\n".join(re.findall(r"^  (?:--|color-scheme).*", rule, re.MULTILINE))
+        for _, rule in TOKENS.findall(STYLE.read_text("utf-8"))[:2]
+    )
+    rules = f':root, [data-md-color-scheme="default"] {{\n{light}\n}}\n[data-md-color-scheme="slate"] {{\n{dark}\n}}\n'
+    files.append(File.generated(config, "tokens.css", content=rules))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -69,7 +90,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
                 return f"{written}\n\n{said_by_jax(error)}"
         if how == "raises":
             raise RuntimeError(f"{page.file.src_uri}: this should raise: {code}")
-        return "" if how == "hidden" else "\n\n".join([written, *outputs(printed.getvalue(), value, shown)])
+        if how == "hidden":
+            return ""
+        below = outputs(printed.getvalue(), value, shown)
+        return "\n\n".join([*below, written] if how == "first" else [written, *below])
 
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -122,6 +146,21 @@ def text_block(text: str) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def with_links(output: str, page: Any) -> str:
+    """Link the public names to the reference. There, `walk` is `tv.walk`, unless a parameter has that name."""
+    in_reference = page.file.src_uri == "api.md"
+    names = set(re.findall(r"^::: treeviz\.(\w+)", API.read_text("utf-8"), re.MULTILINE))
+    bare = names - set(re.findall(r"<b><code>(\w+)", output)) if in_reference else set()
+    place = "" if in_reference else f"{'../' * page.file.src_uri.count('/')}api.html"
+
+    def linked(call: re.Match[str]) -> str:
+        return (
+            f'<a href="{place}#treeviz.{call[2]}">{call[0]}</a>' if call[2] in (names if call[1] else bare) else call[0]
+        )
+
+    return CALL.sub(linked, output)
+
+
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Put in the views, and once, at the end, the script that brings them to life."""
     scripts: dict[str, None] = {}
@@ -131,5 +170,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
         scripts.update(dict.fromkeys(SCRIPTS.findall(view)))
         return f'<div class="view">{SCRIPTS.sub("", view)}</div>'
 
+    output = with_links(output, page)
     output = re.sub(r'<div class="view" data-view="(\d+)"></div>', put_in, output)
     return output.replace("</body>", f"{''.join(scripts)}</body>")
