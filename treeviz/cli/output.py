@@ -56,7 +56,12 @@ def check_outputs(options: argparse.Namespace) -> None:
     from treeviz.reader import names_a_format
 
     given = [getattr(options, name, None) for name in ("what", "file", "files", "run_file", "other")]
-    inputs = [Path(file) for each in given if each for file in (each if isinstance(each, list) else [each])]
+    inputs = [
+        Path(file)
+        for argument in given
+        if argument
+        for file in (argument if isinstance(argument, list) else [argument])
+    ]
     for name, suffix in _SUFFIXES.items():
         if (out := getattr(options, name, None)) in (None, "-"):
             continue

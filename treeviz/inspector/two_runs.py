@@ -77,7 +77,7 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     scalars, of_scalars, any_scalar_differs = _scalars(first, other, names)
     left_out = _left_out(first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names)
     is_equal = partings[0] is None and not left_out and not any_scalar_differs
-    is_equal = is_equal and all(bool((np.isnan(each.values) | (each.values == 1)).all()) for each in series)
+    is_equal = is_equal and all(bool((np.isnan(line.values) | (line.values == 1)).all()) for line in series)
     lines = _lines(table, partings, len(common), int(stops[-1]))
     table = table.with_columns(*size_columns(table))
     table = table.with_headline(

@@ -252,13 +252,15 @@ def _first_values(
     """
 
     def caption(part: np.ndarray) -> str:
-        of = where or ("" if part.shape == tuple(shape) else "it")
-        return aval_text(shape, dtype) + (f": the first {' × '.join(map(str, part.shape))} of {of}" if of else "")
+        whole = where or ("" if part.shape == tuple(shape) else "it")
+        return aval_text(shape, dtype) + (f": the first {' × '.join(map(str, part.shape))} of {whole}" if whole else "")
 
     def itself(error: BaseException) -> Drawing:
         # Of many axes, what is first along all but the last two.
         last = part[(slice(0, 1),) * (part.ndim - 2)]
-        values, is_here = (in_rows(each.reshape(last.shape[-2:])) for each in (last, np.ones(last.shape, bool)))
+        values, is_here = (
+            in_rows(values_of.reshape(last.shape[-2:])) for values_of in (last, np.ones(last.shape, bool))
+        )
         axes = (part.ndim - 2 if part.ndim > 1 else -1, part.ndim - 1)
         window = Window(values, is_here, axes, starts, last.shape, (), ())
         return _by_page(window, caption(last), error)
@@ -272,7 +274,7 @@ def _first_values(
 
 def window_picture(window: Window, dtype: str) -> dict[str, Any]:
     """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails."""
-    of = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
+    names = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     where = ", ".join(
         f"{start}" if i not in window.axes else f"{start}:{start + size}"
         for i, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True))
@@ -285,7 +287,7 @@ def window_picture(window: Window, dtype: str) -> dict[str, Any]:
         caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
     height = 116 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
     return guarded(
-        lambda: {"html": _by_treescope(window.values, of, caption, window.is_here), "height": height},
+        lambda: {"html": _by_treescope(window.values, names, caption, window.is_here), "height": height},
         lambda error: {"drawn": _by_page(window, caption, error)},
     )
 

@@ -17,7 +17,7 @@ from treeviz.steps.reduce import (
     MOST_NUMBERS,
     NOTHING,
     Divided,
-    OnEach,
+    PerDevice,
     Rows,
     Summed,
     Unreduced,
@@ -113,8 +113,8 @@ class Measurement:
         return (*self.statistics, "cosine") if name == "grads" and LAST in self.shapes else self.statistics
 
     def __repr__(self) -> str:
-        of = ", ".join(f"{source.name}: {len(source.paths)} leaves" for source in self.sources)
-        return f"Measurement({of}; {', '.join(self.statistics)})"
+        contents = ", ".join(f"{source.name}: {len(source.paths)} leaves" for source in self.sources)
+        return f"Measurement({contents}; {', '.join(self.statistics)})"
 
 
 def measure(*, statistics: tuple[str, ...] = LIGHT, stacked: Stacked = (), **trees: Any) -> Measurement:
@@ -164,11 +164,11 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, stacked: Stacked = (), **tre
 
 def _axes(sources: Mapping[str, MeasuredTree], stacked: Stacked) -> dict[str, Axes]:
     """The axes of the layers that the user's globs name, by the name of the tree."""
-    told = {name: reported_axes(source, stacked) for name, source in sources.items()}
+    reported = {name: reported_axes(source, stacked) for name, source in sources.items()}
     for glob in stacked_axes(stacked):
-        if all(glob in unused for _, unused in told.values()):
+        if all(glob in unused for _, unused in reported.values()):
             raise ValueError(f"measure: stacked={glob!r}: no array has such a key path and axis.")
-    found = {name: openable(sources[name], axes) for name, (axes, _) in told.items()}
+    found = {name: openable(sources[name], axes) for name, (axes, _) in reported.items()}
     for note in (note for _, notes in found.values() for note in notes):
         raise ValueError(f"measure: {note}")
     return {name: axes for name, (axes, _) in found.items()}
@@ -297,14 +297,14 @@ class Layout(NamedTuple):
         """The packed rows of each source, of those of the leaves that are added up and of the others."""
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
-            mine = None if summed is None else summed[..., at : at + len(entries), :]
-            packed[source.name] = _whole((*before, *shape), mine, entries, next(others) if has else NOTHING)
+            own_sums = None if summed is None else summed[..., at : at + len(entries), :]
+            packed[source.name] = _whole((*before, *shape), own_sums, entries, next(others) if has else NOTHING)
             at += len(entries)
         return packed, counts
 
 
 class LayoutOnDevices(NamedTuple):
-    """What the arrays are: for each source those of `OnEach`, or its packed rows; then the counts of results, if any.
+    """What the arrays are: for each source those of `PerDevice`, or its packed rows; then counts of results, if any.
 
     Attributes:
       shapes: Of the packed rows of each source.
@@ -322,19 +322,19 @@ class LayoutOnDevices(NamedTuple):
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
         """As `Layout.split`, of all arrays, which may have a further axis before that of devices."""
         packed, left = {}, iter(arrays)
-        for source, how, n in zip(self.sources, self.summed, self.n_arrays, strict=True):
+        for source, summed, n in zip(self.sources, self.summed, self.n_arrays, strict=True):
             own = [*itertools.islice(left, n)]
-            packed[source.name] = own[0] if how is None else _of_devices(how, *map(_on_host, own))
+            packed[source.name] = own[0] if summed is None else _of_devices(summed, *map(_on_host, own))
         return packed, next(left) if self.results else None
 
 
-def _of_devices(how: Summed, sums: np.ndarray, words: np.ndarray, others: Any = NOTHING) -> np.ndarray:
-    n = sum(how.rows.n_rows)
+def _of_devices(summed: Summed, sums: np.ndarray, words: np.ndarray, others: Any = NOTHING) -> np.ndarray:
+    n = sum(summed.rows.n_rows)
     before = (*sums.shape[:-1], sums.shape[-1] // n)
-    found, _ = added_up(sums.reshape(*before, n), words.reshape(*before, 2 * n), how.rows)
-    shape = *before, *how.shape
-    packed = _whole(shape, found, how.entries, others if others is NOTHING else others.reshape(shape))
-    return packed[..., 0, :, :] if how.is_alike else packed
+    found, _ = added_up(sums.reshape(*before, n), words.reshape(*before, 2 * n), summed.rows)
+    shape = *before, *summed.shape
+    packed = _whole(shape, found, summed.entries, others if others is NOTHING else others.reshape(shape))
+    return packed[..., 0, :, :] if summed.is_alike else packed
 
 
 def _whole(shape: tuple[int, ...], summed: np.ndarray | None, entries: tuple[int, ...], others: Any) -> np.ndarray:
@@ -409,7 +409,7 @@ class Joined(Measurement):
 
 def joined(measurement: Measurement) -> Measurement:
     """Join the arrays in a traced program. Of several devices each may have some of them, so they stay apart there."""
-    if any(isinstance(packed, OnEach) for packed in measurement.packed.values()):
+    if any(isinstance(packed, PerDevice) for packed in measurement.packed.values()):
         return _joined_on_devices(measurement)
     arrays, _ = measurement.tree_flatten()
     if len(arrays) == 1 or jax.device_count() > 1:
@@ -419,14 +419,14 @@ def joined(measurement: Measurement) -> Measurement:
 
 
 def _joined_on_devices(measurement: Measurement) -> Joined:
-    each = [measurement.packed[source.name] for source in measurement.sources]
-    of_sources = [x.arrays if isinstance(x, OnEach) else (x,) for x in each]
+    packed_of_sources = [measurement.packed[source.name] for source in measurement.sources]
+    of_sources = [x.arrays if isinstance(x, PerDevice) else (x,) for x in packed_of_sources]
     layout = LayoutOnDevices(
         measurement.sources,
         measurement.statistics,
         measurement.results,
-        tuple(x.shape for x in each),
-        tuple(x.how if isinstance(x, OnEach) else None for x in each),
+        tuple(x.shape for x in packed_of_sources),
+        tuple(x.summed if isinstance(x, PerDevice) else None for x in packed_of_sources),
         tuple(map(len, of_sources)),
     )
     counts = [measurement.counts] if measurement.results else []
@@ -449,11 +449,11 @@ def joined_later(measurement: Measurement) -> Measurement:
     arrays: list[jax.Array] = []
     of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
     for packed in measurement.packed.values():
-        each = packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
-        leaves += each.leaves
-        n_layers += each.n_layers
-        arrays += [] if each.packed is None else [each.packed.reshape(-1)]
-        of_sources.append((each.shape, each.entries, each.packed is not None))
+        divided = packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
+        leaves += divided.leaves
+        n_layers += divided.n_layers
+        arrays += [] if divided.packed is None else [divided.packed.reshape(-1)]
+        of_sources.append((divided.shape, divided.entries, divided.packed is not None))
     sums, words, rows = list[jax.Array](), list[jax.Array](), Rows()
     if (leaves or new) and number_of(leaves, new, old) <= MOST_NUMBERS:
         bits, rows = numbers_as_they_are(leaves, new, old, n_layers)
@@ -462,4 +462,4 @@ def joined_later(measurement: Measurement) -> Measurement:
         sums, words, rows = partial_sums(leaves, new, old, n_layers)
     shapes, entries, has_words = zip(*of_sources, strict=True)
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined([joined_arrays(each) for each in (sums, [*words, *arrays]) if each], layout)
+    return Joined([joined_arrays(divided) for divided in (sums, [*words, *arrays]) if divided], layout)

@@ -335,7 +335,7 @@ def _rows_of(
     nonfinite_of = ("sum", _ones(bits >= INFINITY))
     usual_range = USUAL_FROM, HUGE_FROM, np.float32(1)
     is_light = not set(statistics) - set(LIGHT)
-    of, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
+    range_code, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
     if has_usual_squares:
         squares, peak, nonfinite = reduced([sum_of_squares(*usual_range), peak_of, nonfinite_of])
     elif is_cpu and counts is None:  # a second pass compiles and runs faster than three ranges
@@ -352,10 +352,10 @@ def _rows_of(
             huge_of = sum_of_squares(HUGE_FROM, INFINITY, _DOWN)
             terms = [sum_of_squares(*usual_range), tiny_of, huge_of, peak_of, nonfinite_of]
             usual, tiny, huge, peak, nonfinite = reduced(terms)
-        of = _ones(peak >= USUAL_FROM) + _ones(peak >= HUGE_FROM)
-        squares = _chosen(of, tiny, usual + _lower(tiny), huge + _lower(usual))
+        range_code = _ones(peak >= USUAL_FROM) + _ones(peak >= HUGE_FROM)
+        squares = _chosen(range_code, tiny, usual + _lower(tiny), huge + _lower(usual))
         if not is_light:
-            scale = _chosen(of, _UP, np.float32(1), _DOWN)
+            scale = _chosen(range_code, _UP, np.float32(1), _DOWN)
             scale = scale if counts is None else scale[np.repeat(np.arange(len(counts)), counts)]
             scale = lax.expand_dims(scale, range(1, x.ndim))
 
@@ -376,7 +376,7 @@ def _rows_of(
         packed["mean"] = bits_of(total / n_finite.astype(jnp.float32))
         packed["zeros"] = zeros - (n_padded - n)
         packed.update(zip(("nan", "posinf", "neginf"), n_of, strict=True))
-    first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (of << np.uint32(RANGE_AT))
+    first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (range_code << np.uint32(RANGE_AT))
     columns = [jnp.broadcast_to(first, peak.shape), *(packed[name] for name in statistics if name != "histogram")]
     rows = jnp.stack(columns, axis=1)
     return jnp.concatenate([rows, _histogram(x, reduced)], axis=1) if "histogram" in statistics else rows
@@ -458,8 +458,8 @@ def _ones(mask: jax.Array) -> jax.Array:
     return mask.astype(jnp.uint32)
 
 
-def _chosen(of: jax.Array, tiny, usual, huge) -> jax.Array:
-    return jnp.where(of == HUGE, huge, jnp.where(of == USUAL, usual, tiny))
+def _chosen(range_code: jax.Array, tiny, usual, huge) -> jax.Array:
+    return jnp.where(range_code == HUGE, huge, jnp.where(range_code == USUAL, usual, tiny))
 
 
 def _reduced(
@@ -473,7 +473,7 @@ def _reduced(
     shape = terms[0][1].shape
     axes = tuple(range(1, len(shape)))
     if not is_cpu:  # XLA fuses these into one pass; `jnp.sum` of uint32 would be uint64 with x64
-        return [jnp.sum(x, axes, dtype=x.dtype) if how == "sum" else jnp.max(x, axes) for how, x in terms]
+        return [jnp.sum(x, axes, dtype=x.dtype) if operation == "sum" else jnp.max(x, axes) for operation, x in terms]
     # XLA CPU makes one fast loop of several reductions if they are one operation with at most one sum of floats
     # (jax 0.10.2: 0.15 ns an element, else 1.2 ns), and compiles it in half the time of a single reduction.
     # It adds numbers one by one, so rows are summed first to keep digits.
@@ -482,7 +482,9 @@ def _reduced(
         others = (1,) if max(counts) > 1 else ()
         results = [_by_leaf(x, counts) for x in results] if others else results
     if others:
-        results = list(reduced_together([(how, x) for (how, _), x in zip(terms, results, strict=True)], others))
+        results = list(
+            reduced_together([(operation, x) for (operation, _), x in zip(terms, results, strict=True)], others)
+        )
     return results
 
 
@@ -496,7 +498,7 @@ def _by_leaf(x: jax.Array, counts: Sequence[int]) -> jax.Array:
 
 
 def reduced_together(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
-    joins = [lax.add if how == "sum" else lax.max for how, _ in terms]
+    joins = [lax.add if operation == "sum" else lax.max for operation, _ in terms]
     start = tuple(np.zeros((), x.dtype) for _, x in terms)
     join = lambda left, right: tuple(f(a, b) for f, a, b in zip(joins, left, right, strict=True))  # noqa: E731
     return lax.reduce(tuple(x for _, x in terms), start, join, axes)
@@ -593,8 +595,8 @@ def partial_sums(
     before = [as_float32(x) for i in results if (x := old[i]) is not None]
     after = [as_float32(new[i]) for i in results]
     n_of_small, n_of_long = ([n_layers[i] for i in part] for part in (order[: len(small)], order[len(small) :]))
-    each = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
-    length = _partial_row_length([*((x.size, 1) for x in (*after, *before)), *each]) if after or small else 0
+    small_rows = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
+    length = _partial_row_length([*((x.size, 1) for x in (*after, *before)), *small_rows]) if after or small else 0
     zeros = [_zeros(length)] if length else []  # between which lie all rows that are reduced
     groups = (before or zeros, after, [*map(_padded, small, n_of_small, [length] * len(small))], zeros)
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
@@ -625,11 +627,15 @@ def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> ja
         parts.append(_added_up([x.at[which].get(mode="promise_in_bounds") for x in arrays]))
         order += [rows.leaves[i] for i in block]
     squares, peaks, counts = map(joined_arrays, zip(*parts, strict=True))
-    of = lax.add(_mask_as_words(_is_at_least(peaks, USUAL_FROM)), _mask_as_words(_is_at_least(peaks, HUGE_FROM)))
-    root = lax.select_n(of.astype(np.int32), *(jnp.full_like(peaks, 2.0**e, np.float32) for e in (SHIFT, 0, -SHIFT)))
+    range_code = lax.add(
+        _mask_as_words(_is_at_least(peaks, USUAL_FROM)), _mask_as_words(_is_at_least(peaks, HUGE_FROM))
+    )
+    root = lax.select_n(
+        range_code.astype(np.int32), *(jnp.full_like(peaks, 2.0**e, np.float32) for e in (SHIFT, 0, -SHIFT))
+    )
     scale = lax.square(_as_float64(root))
     squares = lax.convert_element_type(lax.mul(squares, scale), np.float32)
-    first = lax.bitwise_or(lax.shift_left(of, np.uint32(RANGE_AT)), np.uint32(EXPONENT_ZERO))
+    first = lax.bitwise_or(lax.shift_left(range_code, np.uint32(RANGE_AT)), np.uint32(EXPONENT_ZERO))
     packed = jnp.stack([first, bits_of(squares), peaks, counts], 1)
     return packed if order == sorted(order) else packed.at[np.argsort(order)].get(mode="promise_in_bounds")
 
@@ -798,10 +804,10 @@ def rows_added_up(
     n_bad = np.add.reduceat(counts, starts, -1, np.uint32)
     if rows.leaves:
         peaks = np.maximum.reduceat(peaks, starts, -1)[..., n_results:]
-        of = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
-        squares = np.add.reduceat(sums, starts, -1)[..., n_results:] * _TO_RANGE[of]
-        first = np.uint32(EXPONENT_ZERO) | of << np.uint32(RANGE_AT)
-        packed = np.empty((*of.shape, n_words(LIGHT)), np.uint32)
+        range_code = (peaks >= USUAL_FROM).astype(np.uint32) + (peaks >= HUGE_FROM)
+        squares = np.add.reduceat(sums, starts, -1)[..., n_results:] * _TO_RANGE[range_code]
+        first = np.uint32(EXPONENT_ZERO) | range_code << np.uint32(RANGE_AT)
+        packed = np.empty((*range_code.shape, n_words(LIGHT)), np.uint32)
         columns = first, squares.astype(np.float32).view(np.uint32), peaks, n_bad[..., n_results:]
         packed[..., rows.leaves, :] = np.stack(columns, -1)
     if rows.results:
@@ -895,38 +901,38 @@ class Unreduced(NamedTuple):
 
     def divided(self) -> Divided:
         axes = self.axes or (None,) * len(self.leaves)
-        mine: dict[int, tuple[jax.Array, int, list[int]]] = {}  # with the number of leaves or layers, and their rows
+        partial: dict[int, tuple[jax.Array, int, list[int]]] = {}  # with the number of leaves or layers, and their rows
         others: list[jax.Array | None] = []
         n_rows, pairs = 0, [*zip(self.leaves, axes, strict=True)]
         apart = {id(x.together) for x, axis in pairs if isinstance(x, BatchSlice) and axis is not None}
         for i, (x, axis) in enumerate(pairs):
             if isinstance(x, BatchSlice) and id(x.together) not in apart:
-                mine.setdefault(-id(x.together), (x.together, len(x.together), []))[2].append(n_rows)
+                partial.setdefault(-id(x.together), (x.together, len(x.together), []))[2].append(n_rows)
                 x, n = None, 1
             else:
                 x = x.alone() if isinstance(x, BatchSlice) else x
                 n = 1 if x is None or axis is None else x.shape[axis]
                 if x is not None and is_partial(x, axis):
-                    mine[i], x = (x, n, [*range(n_rows, n_rows + n)]), None
+                    partial[i], x = (x, n, [*range(n_rows, n_rows + n)]), None
             others.append(x)
             n_rows += n
-        arrays, n_layers, rows = zip(*mine.values(), strict=True) if mine else ((), (), ())
+        arrays, n_layers, rows = zip(*partial.values(), strict=True) if partial else ((), (), ())
         packed = None if all(x is None for x in others) else reduce_leaves(others, LIGHT, axes)
         return Divided([*arrays], [*n_layers], (*itertools.chain(*rows),), packed, (n_rows, n_words(LIGHT)))
 
     def per_device(self) -> Any:
         """Inside a `shard_map`: the partial sums of this device; the packed rows, if there are none."""
-        mine, n_layers, entries, packed, shape = self.divided()
-        if not mine:
+        partial, n_layers, entries, packed, shape = self.divided()
+        if not partial:
             return packed
-        sums, words, rows = partial_sums(mine, (), (), n_layers)
+        sums, words, rows = partial_sums(partial, (), (), n_layers)
         arrays = [joined_arrays(sums), joined_arrays(words), *([] if packed is None else [packed])]
-        return OnEach(tuple(arrays), Summed(rows, entries, shape))
+        return PerDevice(tuple(arrays), Summed(rows, entries, shape))
 
     def reduced(self) -> jax.Array:
         """The packed rows, which are made in the program."""
-        mine, n_layers, entries, packed, shape = self.divided()
-        rows = [packed_rows(mine, n_layers)] if mine else []
+        partial, n_layers, entries, packed, shape = self.divided()
+        rows = [packed_rows(partial, n_layers)] if partial else []
         if len(entries) == shape[0]:
             return rows[0]
         rows.append(jnp.broadcast_to(NOTHING, shape) if packed is None else packed)
@@ -968,7 +974,7 @@ class Summed(NamedTuple):
 
 
 @tree_util.register_pytree_node_class
-class OnEach(NamedTuple):
+class PerDevice(NamedTuple):
     """The partial sums of a tree that each device of a `shard_map` makes, which are added up on the host.
 
     A pytree of arrays. Outside, those of the devices follow one another along the first axis: of a further axis of
@@ -979,20 +985,20 @@ class OnEach(NamedTuple):
     """
 
     arrays: tuple[Any, ...]
-    how: Summed
+    summed: Summed
 
-    def alike(self) -> OnEach:
+    def alike(self) -> PerDevice:
         """The same, where all devices have measured the same."""
-        return OnEach(self.arrays, self.how._replace(is_alike=True))
+        return PerDevice(self.arrays, self.summed._replace(is_alike=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the packed rows."""
-        n_devices = self.arrays[0].size // sum(self.how.rows.n_rows)
-        return self.how.shape if self.how.is_alike else (n_devices, *self.how.shape)
+        n_devices = self.arrays[0].size // sum(self.summed.rows.n_rows)
+        return self.summed.shape if self.summed.is_alike else (n_devices, *self.summed.shape)
 
     def tree_flatten(self):
-        return self.arrays, self.how
+        return self.arrays, self.summed
 
     @classmethod
     def tree_unflatten(cls, aux, children):

@@ -401,7 +401,7 @@ def reported_axes(source: MeasuredTree, stacked: Stacked) -> tuple[Axes, list[st
 
 
 def openable(
-    source: MeasuredTree, told: Axes, scanned: Axes = (), why_not: WhyNot = nothing_against
+    source: MeasuredTree, reported: Axes, scanned: Axes = (), why_not: WhyNot = nothing_against
 ) -> tuple[Axes, list[str]]:
     """Return the layer axis of each leaf that can be split into layers, and why other stacks cannot.
 
@@ -413,8 +413,8 @@ def openable(
       The axes, empty if no leaf can be split; and notes.
     """
     axes, notes, n_left = [], [], MOST_MEASURED
-    scanned_axes = scanned or (None,) * len(told)
-    for leaf, (axis, is_measured, shape) in enumerate(zip(told, source.has_number, source.shapes, strict=True)):
+    scanned_axes = scanned or (None,) * len(reported)
+    for leaf, (axis, is_measured, shape) in enumerate(zip(reported, source.has_number, source.shapes, strict=True)):
         most, axis = (MOST_SCANNED, scanned_axes[leaf]) if axis is None else (MOST_LAYERS, axis)
         n = shape_of(shape)[axis] if is_measured and axis is not None and axis < len(shape_of(shape)) else 0
         reason = why_not(leaf, axis) if n and axis is not None else ""

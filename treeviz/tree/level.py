@@ -183,7 +183,7 @@ def _key_codes(data: tuple[type, Any], n_children: int, keys: KeyTable) -> list[
 def _keys_of(cls: type, aux: Any, n_children: int) -> Iterable[Any]:
     """JAX's keys of the children; flat indices if unknown, since a treedef has no keys of registered classes."""
     for find_keys in (_named_tuple_keys, *_child_keys):
-        child_keys = guarded(lambda of=find_keys: of(cls, aux), lambda _: None)
+        child_keys = guarded(lambda function=find_keys: function(cls, aux), lambda _: None)
         if child_keys is not None and len(child_keys) == n_children:
             return child_keys
     return map(jax.tree_util.FlattenedIndexKey, range(n_children))

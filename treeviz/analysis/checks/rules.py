@@ -762,7 +762,7 @@ def comparison(aux: Any) -> Comparison:
             is_own = class_attribute(cls, "__eq__") is not object.__eq__
             comparisons.add("function" if is_function(cls) else "own" if is_own else "identity")
     order: tuple[Comparison, ...] = ("arrays", "identity", "own")
-    return next((how for how in order if how in comparisons), "function" if comparisons else "own")
+    return next((way for way in order if way in comparisons), "function" if comparisons else "own")
 
 
 def _is_compared_by_contents(cls: type) -> bool:
@@ -1043,8 +1043,8 @@ def _worst_first(results: Sequence[Result]) -> Iterator[tuple[Rule, Level, Found
 def findings(table: TreeTable, results: Sequence[Result]) -> TreeFindings:
     about = {code: rule.about for code, rule in RULES.items()}
     return TreeFindings(
-        TreeFinding(rule.code, level, each.row, each.sentence, about[rule.code], each.fix, table)
-        for rule, level, each in _worst_first(results)
+        TreeFinding(rule.code, level, found.row, found.sentence, about[rule.code], found.fix, table)
+        for rule, level, found in _worst_first(results)
     )
 
 

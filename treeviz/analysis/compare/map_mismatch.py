@@ -242,14 +242,14 @@ class _Leaves:
             yield 0, _not_stacked(leaf, "")
             return
         for tree, other in others:
-            theirs = self._type(other)
-            if theirs is None:
+            other_type = self._type(other)
+            if other_type is None:
                 yield tree, self._no_array(leaf, other)
-            elif theirs != left_type:
-                if theirs[0] != left_type[0]:
-                    yield tree, ("shape", shape_text(left_type[0]), shape_text(theirs[0]), "")
-                if theirs[1] != left_type[1]:
-                    yield tree, ("dtype", str(left_type[1]), str(theirs[1]), _promoted(leaf, other))
+            elif other_type != left_type:
+                if other_type[0] != left_type[0]:
+                    yield tree, ("shape", shape_text(left_type[0]), shape_text(other_type[0]), "")
+                if other_type[1] != left_type[1]:
+                    yield tree, ("dtype", str(left_type[1]), str(other_type[1]), _promoted(leaf, other))
 
     def _type(self, leaf: Any) -> tuple[Any, Any] | None:
         """The shape and JAX's dtype of an array or number."""

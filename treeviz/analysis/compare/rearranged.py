@@ -510,9 +510,10 @@ def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     """The only other place of a subtree that has several leaves, or a unique name or structure."""
     hints, rows = dict[int, Hint](), [at for at in rows if trees.kinds[at] in _STRUCTURAL]
     for side in (1, 0):  # the hint of the first tree wins
-        own, alone = trees.own[side][rows], [np.flatnonzero(each) for each in trees.are_alone]
+        own, alone = trees.own[side][rows], [np.flatnonzero(rows_of_side) for rows_of_side in trees.are_alone]
         orders = [
-            each[np.argsort(prints[each], kind="stable")] for each, prints in zip(alone, trees.prints, strict=True)
+            rows_of_side[np.argsort(prints[rows_of_side], kind="stable")]
+            for rows_of_side, prints in zip(alone, trees.prints, strict=True)
         ]
         known = [prints[order] for prints, order in zip(trees.prints, orders, strict=True)]
         first, end = (np.searchsorted(known[1 - side], trees.prints[side][own], way) for way in ("left", "right"))
@@ -586,18 +587,18 @@ def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
                 owner[own[at] : table.end[own[at]]] = at
         owners.append(np.where(_is_array(table), owner, NONE))
     inside = [np.flatnonzero(owner != NONE) for owner in owners]
-    keys = [trees.names[side][each] for side, each in enumerate(inside)]
+    keys = [trees.names[side][rows] for side, rows in enumerate(inside)]
     last = {
         name: words_of(trees.segments[name])[-1] if name >= 0 else "0"
         for name in np.unique(np.concatenate(keys)).tolist()
     }
     if not any(map(str.isdecimal, last.values())):  # else a number may be left out, as of layers
-        common = set.intersection(*({last[name] for name in np.unique(each).tolist()} for each in keys))
+        common = set.intersection(*({last[name] for name in np.unique(rows).tolist()} for rows in keys))
         may_pair = [name for name, word in last.items() if word in common]
-        inside = [each[np.isin(own, may_pair)] for each, own in zip(inside, keys, strict=True)]
-    if not all(_LEAST <= len(each) <= _MOST_ARRAYS for each in inside):
+        inside = [rows[np.isin(own, may_pair)] for rows, own in zip(inside, keys, strict=True)]
+    if not all(_LEAST <= len(rows) <= _MOST_ARRAYS for rows in inside):
         return {}
-    pairs = _pairs(*(_arrays(table, each.tolist()) for table, each in zip(tables, inside, strict=True)))
+    pairs = _pairs(*(_arrays(table, rows.tolist()) for table, rows in zip(tables, inside, strict=True)))
     if len(pairs) < _LEAST:
         return {}
     turned, hints = _turned(tables, pairs), dict[int, Hint]()

@@ -113,7 +113,7 @@ class Search(NamedTuple):
     almost: tuple[int, str] | None
 
 
-def find_structure(of: TreeTable, within: TreeTable, *, whole: bool = False) -> Search:
+def find_structure(reference: TreeTable, within: TreeTable, *, whole: bool = False) -> Search:
     """Find the subtrees of one tree that have the structure of another.
 
     A subtree matches if the other tree has a leaf at the path of each of its leaves, and if paired arrays have the same
@@ -126,27 +126,27 @@ def find_structure(of: TreeTable, within: TreeTable, *, whole: bool = False) -> 
     Args:
       whole: Ignore subtrees in which leaves are missing.
     """
-    return _Search(of, within, whole).run()
+    return _Search(reference, within, whole).run()
 
 
 class _Search:
-    def __init__(self, of: TreeTable, within: TreeTable, whole: bool) -> None:
-        self._reference, self._within, self._whole = of, within, whole
+    def __init__(self, reference: TreeTable, within: TreeTable, whole: bool) -> None:
+        self._reference, self._within, self._whole = reference, within, whole
         segments: dict[object, int] = {}
-        codes = _segments(of, segments)
+        codes = _segments(reference, segments)
         self._codes = _segments(within, segments)
         self._n_codes = len(segments)
-        places = of.parent.astype(np.int64) * self._n_codes + codes
-        self._row_at = dict(zip(places[1:].tolist(), range(1, len(of)), strict=True))
+        places = reference.parent.astype(np.int64) * self._n_codes + codes
+        self._row_at = dict(zip(places[1:].tolist(), range(1, len(reference)), strict=True))
         self._reference_codes = codes
-        self._n_leaves_before = np.concatenate([[0], np.cumsum(of.is_leaf)])
+        self._n_leaves_before = np.concatenate([[0], np.cumsum(reference.is_leaf)])
         self._n_leaves = int(self._n_leaves_before[-1])
-        self._reference_ends, self._reference_is_leaf = of.end.tolist(), of.is_leaf.tolist()
+        self._reference_ends, self._reference_is_leaf = reference.end.tolist(), reference.is_leaf.tolist()
         self._parents, self._ends = within.parent.tolist(), within.end.tolist()
         self._is_leaf, self._code_list = within.is_leaf.tolist(), self._codes.tolist()
         before = np.concatenate([[0], np.cumsum(within.is_leaf)])
         self._n_leaves_in: list[int] = (before[within.end] - before[:-1]).tolist()
-        self._effort = _EFFORT * (len(of) + len(within))
+        self._effort = _EFFORT * (len(reference) + len(within))
         self._almost: tuple[int, int, str] = (0, -1, "")  # number of matching leaves, row, reason
 
     def run(self) -> Search:

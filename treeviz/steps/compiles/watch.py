@@ -53,11 +53,11 @@ class Argument(NamedTuple):
     """An argument of a call.
 
     Attributes:
-      how: "by position" or "by keyword".
+      passed: "by position" or "by keyword".
       is_traced: Whether its Python numbers are known to be traced, so that their values do not matter.
     """
 
-    how: str
+    passed: str
     type: JitType
     is_traced: bool = False
 
@@ -151,8 +151,10 @@ def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLe
         if earlier_argument is None:
             differences.append(Difference(name, "extra", "", Part(*argument.type).text))
             continue
-        if earlier_argument.how != argument.how:
-            differences.append(Difference(name, "argument", earlier_argument.how, argument.how, "pass it in one way"))
+        if earlier_argument.passed != argument.passed:
+            differences.append(
+                Difference(name, "argument", earlier_argument.passed, argument.passed, "pass it in one way")
+            )
         if leaves is compare_values and argument.is_traced:
             continue
         findings = compare_types(named[name], earlier_argument.type, argument.type, is_right=True, leaves=leaves)

@@ -217,9 +217,9 @@ def split(args, kwargs):
     def rebuild(traced):
         traced = iter(traced)
         values = []
-        for value, how in whole:
-            if how is not None:
-                treedef, places = how
+        for value, layout in whole:
+            if layout is not None:
+                treedef, places = layout
                 leaves = list(value)
                 for i in places:
                     leaves[i] = next(traced)

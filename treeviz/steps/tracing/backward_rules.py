@@ -60,7 +60,7 @@ def lines_of_backward_rules() -> Iterator[None]:
     with _lock:
         if _n_tracing == 0:
             rules = ((table, p, rule) for table in transposes() for p, rule in table.items())
-            _originals.extend(each for each in rules if each[1].name == "custom_lin")
+            _originals.extend(originals for originals in rules if originals[1].name == "custom_lin")
             for table, primitive, rule in _originals:
                 table[primitive] = _with_lines(rule)
         _n_tracing += 1

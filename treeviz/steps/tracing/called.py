@@ -93,8 +93,8 @@ class Loop(NamedTuple):
 
         def run(*trees, closed_over):
             given = map(_closing_over, functions, closed_over)
-            of = dict(zip((*of_functions, *of_trees), (*given, *trees), strict=True))
-            return original(**dict(rest), **of)
+            arguments = dict(zip((*of_functions, *of_trees), (*given, *trees), strict=True))
+            return original(**dict(rest), **arguments)
 
         if kind == "scan":
 
@@ -368,7 +368,7 @@ class CalledSteps:
         self._quick = {}
         if not self._used.keys() <= before:  # what other functions close over is let go
             self._steps = {key: step for key, step in self._steps.items() if key in self._used}
-        self._decided = {of: step for of, step in self._decided.items() if of[0] in self._steps}
+        self._decided = {call_key: step for call_key, step in self._decided.items() if call_key[0] in self._steps}
 
     def __str__(self) -> str:
         called = [f"{', '.join(self.watched)}: watched"] if self.watched else []
@@ -388,13 +388,13 @@ class CalledSteps:
             if not (call.is_of_user or call.is_loop):
                 return None
             try:
-                of = call.key, call.static
-                watched = self._decided[of] if of in self._decided else self._decide(call, of)
+                call_key = call.key, call.static
+                watched = self._decided[call_key] if call_key in self._decided else self._decide(call, call_key)
             except Exception as error:  # of a trace, as the call itself is about to raise
                 self.passed.setdefault(call.name, error_text(error))
                 return None
-            key = of[0]
-            if not of[1] and len(self._quick) < MOST_DECIDED:
+            key = call_key[0]
+            if not call_key[1] and len(self._quick) < MOST_DECIDED:
                 self._quick[id(info)] = info, function, key, watched
         if watched is None:
             return None
@@ -404,11 +404,13 @@ class CalledSteps:
             self._returned.update((id(x), x) for x in jax.tree.leaves(out) if isinstance(x, jax.Array))
         return (out,)
 
-    def _decide(self, call: JittedCall, of: tuple) -> Watched | None:
+    def _decide(self, call: JittedCall, call_key: tuple) -> Watched | None:
         """The call's function, watched; None if it is to run as it is."""
         gradients, why_not = None, ""
         known = next((step for step in self._known if step.jitted_of(call.info)), None)
-        is_own = isinstance(known, _InBlock) and of[0] not in self._steps  # else it may be called by that step itself
+        is_own = (
+            isinstance(known, _InBlock) and call_key[0] not in self._steps
+        )  # else it may be called by that step itself
         jitted = known.jitted_of(call.info) if known is not None and is_own else None
         if jitted is not None and not jitted.is_plain:
             why_not = ALREADY
@@ -418,9 +420,11 @@ class CalledSteps:
             why_not = "" if jitted.receives else "it takes no gradients"
         elif not (gradients := receives(call.function, call.args, call.kwargs, self._returned)):
             why_not = "it takes no gradients"
-        if not why_not and (known is None or is_own) and of[0] not in self._steps:
+        if not why_not and (known is None or is_own) and call_key[0] not in self._steps:
             try:
-                self._steps[of[0]] = known or self._watch(call.jitted(), begins=not self._used, gradients=gradients)
+                self._steps[call_key[0]] = known or self._watch(
+                    call.jitted(), begins=not self._used, gradients=gradients
+                )
                 self.watched.append(call.name)
             except Exception as error:
                 why_not = str(error) if isinstance(error, CannotWatch) else error_text(error)
@@ -428,8 +432,8 @@ class CalledSteps:
             self.passed.setdefault(call.name, why_not)
         if len(self._decided) >= MOST_DECIDED:
             del self._decided[next(iter(self._decided))]
-        self._decided[of] = None if why_not else self._steps.get(of[0])
-        return self._decided[of]
+        self._decided[call_key] = None if why_not else self._steps.get(call_key[0])
+        return self._decided[call_key]
 
     def _watch_loop(self, loop: Loop, key: tuple) -> tuple | None:
         """Run a loop as a jitted function that is watched, and give its result, or None if that cannot be."""

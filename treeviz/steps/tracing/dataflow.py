@@ -55,7 +55,7 @@ class Domain(Generic[V]):
 
         A loop is followed until joining changes nothing, so joining the same values again must return the same.
         """
-        return values[0] if all(each == values[0] for each in values[1:]) else self.unknown(atom)
+        return values[0] if all(value == values[0] for value in values[1:]) else self.unknown(atom)
 
     def entry(self, xs: V) -> V:
         """What is known of an entry of an array that a scan takes apart."""
@@ -155,7 +155,7 @@ def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Insid
     inside = [Followed(domain, program, arguments).to() for program, arguments in programs(eqn, operands)]
     if len(inside) == 1:
         return Inside(inside, inside[0].results)
-    of_branches = zip(eqn.outvars, *(each.results for each in inside), strict=True)
+    of_branches = zip(eqn.outvars, *(branch.results for branch in inside), strict=True)
     return Inside(inside, [domain.join(values, v) for v, *values in of_branches])
 
 

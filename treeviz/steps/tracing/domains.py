@@ -149,7 +149,7 @@ class _Known(Domain[Known]):
 def _computed(name: str, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
     first, second = known[0], known[1] if len(known) > 1 else None
     if name in _KEEPS_ZERO or (name == "integer_pow" and eqn.params["y"] > 0):
-        return [each if each == 0 else None for each in known]
+        return [value if value == 0 else None for value in known]
     if name == "split":
         return [first] * len(eqn.outvars)
     if name in _PRODUCTS and 0 in known:
@@ -229,7 +229,7 @@ def match_new_params(
     """
     everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
     shares = [value.shares for value in forward(program, _Sums(), everything)]
-    avals, results = ([*map(shape_and_dtype, of)] for of in (program.jaxpr.invars, program.jaxpr.outvars))
+    avals, results = ([*map(shape_and_dtype, variables)] for variables in (program.jaxpr.invars, program.jaxpr.outvars))
     sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
     for i, of_result in enumerate(shares):
         for p, share in of_result.items():
@@ -515,7 +515,7 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
         for inner, operands in programs(eqn, eqn.invars):
             inner = open_jaxpr(inner)
             results = zip(inner.outvars, eqn.outvars, strict=False) if name in CALLS or name == COND else ()
-            known = {v: found[of] for v, of in results if of in found and not isinstance(v, Literal)}
+            known = {v: found[result] for v, result in results if result in found and not isinstance(v, Literal)}
             inside = _scanned(inner, known)
             # What a scan takes apart comes last, and has been added.
             for operand, variable in zip(operands, inner.invars, strict=False):
@@ -562,4 +562,4 @@ _IS_SPLIT = "they lie on several devices of an explicit mesh"
 def _is_split(value: Any, axis: int) -> bool:
     """Whether the type says that the layers lie on several devices, as in explicit meshes."""
     spec = tuple(getattr(getattr(value.aval, "sharding", None), "spec", ()))
-    return any(each is not None for each in spec[axis : axis + 1])
+    return any(name is not None for name in spec[axis : axis + 1])

@@ -443,9 +443,9 @@ class _Layers:
         if self._stacked is None:
             return ()
         source = source._replace(paths=tuple(map(self._tidy_path, source.paths)))
-        told, unused = reported_axes(source, self._stacked)
+        reported, unused = reported_axes(source, self._stacked)
         self._unused = {glob: None for glob in unused if glob in self._unused}
-        axes, closed = openable(source, told, scanned, why_not)
+        axes, closed = openable(source, reported, scanned, why_not)
         self._closed += closed
         return axes
 

@@ -60,7 +60,7 @@ _NO_HIJAX = ("jax", "jaxlib", "numpy", "ml_dtypes", "builtins")  # whose classes
 # Options that are passed on to another `jax.jit`.
 OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused", "inline")
 _SHARDINGS = ("shardings_treedef", "shardings_leaves", "layouts_leaves")
-OPTION_FIELDS = (*OPTIONS, "compiler_options_kvs", *(f"{of}_{part}" for of in ("in", "out") for part in _SHARDINGS))
+OPTION_FIELDS = (*OPTIONS, "compiler_options_kvs", *(f"{side}_{part}" for side in ("in", "out") for part in _SHARDINGS))
 
 
 def _table(lost: str, *places: str) -> tuple[PrivateName, ...]:

@@ -283,9 +283,9 @@ def jitted_step(step: Any) -> JittedStep:
       LibraryMoved: The release of its library is unknown.
     """
     if is_jitted(step):
-        of = _module(step.__wrapped__)
+        own_module = _module(step.__wrapped__)
         tidy: dict[str, Any] = next(
-            (paths for module, paths in _inside.items() if f"{of}.".startswith(f"{module}.")), {}
+            (paths for module, paths in _inside.items() if f"{own_module}.".startswith(f"{module}.")), {}
         )
         return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)._replace(**tidy)
     if isinstance(step, types.MethodType):

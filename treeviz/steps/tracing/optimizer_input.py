@@ -107,8 +107,10 @@ class ScaledGradient(NamedTuple):
 
     def summed(self, value: Any, n: int) -> ScaledGradient:
         factor = _number(self.scale)
-        how = "summed" if factor == 1 else "averaged" if factor and _is_near(factor * n, 1) else "weighted and summed"
-        transforms = (*self.transforms, f"{how} over {self.over}")
+        transform = (
+            "summed" if factor == 1 else "averaged" if factor and _is_near(factor * n, 1) else "weighted and summed"
+        )
+        transforms = (*self.transforms, f"{transform} over {self.over}")
         return self._replace(value=value, scale=(), axis=None, n=n, transforms=transforms, is_whole=True)
 
 
@@ -165,7 +167,7 @@ def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
     kind, *operands = scale
     if kind == "select":
         which, scales = operands
-        cases = [jnp.float32(0) if each is None else factor(each, read) for each in scales]
+        cases = [jnp.float32(0) if scale is None else factor(scale, read) for scale in scales]
         return lax.select_n(_scalar(read(which)), *cases)
     inner, by = factor(operands[0], read), operands[1]
     by = np.float32(by) if isinstance(by, float) else _magnitude(_scalar(read(by)))
@@ -538,7 +540,7 @@ class _Level:
             by = as_factor(scalar) if isinstance(scalar, Literal) else scalar
             if transform == "":
                 gradient = gradient._replace(
-                    transforms=tuple(each.replace("summed", "averaged") for each in gradient.transforms)
+                    transforms=tuple(transform.replace("summed", "averaged") for transform in gradient.transforms)
                 )
             is_open = transform is None and gradient.transforms and gradient.transforms[-1] != CLIPPED
             if is_open and self._uses.is_only(eqn, operand):

@@ -75,8 +75,8 @@ def reduce_on_host(leaves: Sequence[tuple[np.ndarray, ...] | None], axes: Sequen
     Args:
       axes: Of the layers, for each leaf; None: it has none.
     """
-    each = zip(leaves, axes or (None,) * len(leaves), strict=True)
-    layers = [layer for arrays, axis in each for layer in _layers(arrays, axis)]
+    leaves_and_axes = zip(leaves, axes or (None,) * len(leaves), strict=True)
+    layers = [layer for arrays, axis in leaves_and_axes for layer in _layers(arrays, axis)]
     rows = np.zeros((len(layers), n_words(LIGHT)), np.uint32)
     rows[:, 0] = NO_NUMBER
     with np.errstate(all="ignore"):
@@ -264,7 +264,7 @@ class _Params:
                 reduce_on_host(part.leaves(pairs[not part.is_update][part.at]), part.gradient.layers)
                 for part in self._parts
             ]
-            return np.concatenate([each.reshape(-1) for each in reduced])
+            return np.concatenate([values.reshape(-1) for values in reduced])
 
         return Joined([_InThread(rows, on_lost)], self._layout)
 

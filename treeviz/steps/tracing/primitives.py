@@ -516,4 +516,6 @@ def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[A
 
 def axes_in(spec: Iterable[Any]) -> tuple[str, ...]:
     """The mesh axes in a `PartitionSpec`, or in a part of it."""
-    return tuple(name for each in spec for name in (each if isinstance(each, tuple) else (each,)) if name is not None)
+    return tuple(
+        name for names in spec for name in (names if isinstance(names, tuple) else (names,)) if name is not None
+    )

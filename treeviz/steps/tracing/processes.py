@@ -106,7 +106,7 @@ class ProcessConsensus:
                 self._tell(f"from/{self._me}", str(self._from))
                 until = time.monotonic() + _ANSWER_S
                 proposed = [self._asked(f"from/{i}", until) for i in range(self._n_processes)]
-                silent = [i for i, each in enumerate(proposed) if not each]
+                silent = [i for i, options in enumerate(proposed) if not options]
                 why = f"process {silent[0]} does not answer" if silent else ""
                 decision = why or f"from {max(map(int, proposed))}"
             else:
@@ -114,8 +114,8 @@ class ProcessConsensus:
             try:  # the first decision is that of all, so that none runs what another has given up
                 self._tell("decision", decision)
             except Exception:
-                theirs = self._asked("decision", time.monotonic() + _ANSWER_S)
-                decision = theirs or why or "the processes cannot be compared"
+                others_decision = self._asked("decision", time.monotonic() + _ANSWER_S)
+                decision = others_decision or why or "the processes cannot be compared"
             if decision.startswith("from "):
                 self._start = int(decision.removeprefix("from "))
             else:
@@ -134,14 +134,14 @@ class ProcessConsensus:
         """Wait until all processes watch the step with the same settings, and return "", or why they do not."""
         self._tell(f"watched/{self._me}", self._answer)
         for process in range(self._n_processes):
-            theirs = self._asked(f"watched/{process}", None)
-            if not theirs and (self._called_at is None or time.monotonic() < self._called_at + JOIN_S):
+            their_options = self._asked(f"watched/{process}", None)
+            if not their_options and (self._called_at is None or time.monotonic() < self._called_at + JOIN_S):
                 return f"process {process} had not watched this step when the coordinator was last asked"
-            if not theirs:
+            if not their_options:
                 first = f"its first call in process {self._me}"
                 return f"process {process} did not watch this step within {JOIN_S:g} s of {first}"
-            if theirs != self._answer:
-                return f"process {process} watches it with {theirs}, process {self._me} with {self._answer}"
+            if their_options != self._answer:
+                return f"process {process} watches it with {their_options}, process {self._me} with {self._answer}"
         return ""
 
     def _tell(self, key: str, value: str) -> None:

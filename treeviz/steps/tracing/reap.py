@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from treeviz.steps.reduce import OnEach, barrier
+from treeviz.steps.reduce import PerDevice, barrier
 from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_against, shape_of, sibling_name, with_dtypes
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.dataflow import Followed
@@ -179,7 +179,7 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     def with_device_axis(*operands):
         results, packed = function(*operands)
         may_differ[:] = [_may_differ(x, r, p, axes) for x, r in zip(packed, reaped, strict=True)]
-        return tuple(results), tuple(x if isinstance(x, OnEach) else x[None] for x in packed)
+        return tuple(results), tuple(x if isinstance(x, PerDevice) else x[None] for x in packed)
 
     out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
     results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
@@ -192,7 +192,7 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
 
 
 def _of_first(packed: Any) -> Any:
-    return packed.alike() if isinstance(packed, OnEach) else packed[0]
+    return packed.alike() if isinstance(packed, PerDevice) else packed[0]
 
 
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
@@ -415,7 +415,7 @@ def _rewritten(jaxpr: Jaxpr, dead: Mapping[Sown, set[int]]) -> Jaxpr:
 
 def _inside(value: Any, dead: Mapping[Sown, set[int]]) -> Any:
     if is_any(type(value), (tuple, list)):
-        return type(value)(_inside(each, dead) for each in value)
+        return type(value)(_inside(part, dead) for part in value)
     if isinstance(value, ClosedJaxpr):
         return ClosedJaxpr(_rewritten(value.jaxpr, dead), value.consts)
     return _rewritten(value, dead) if isinstance(value, Jaxpr) else value

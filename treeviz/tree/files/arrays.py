@@ -652,7 +652,7 @@ class _Scanner:
             raise ValueError(f"{shown!r} is damaged")
         dtype = parts[0].dtype
         n_bytes = n_bytes_of(shown, shape, dtype)
-        if n_bytes != sum(part.nbytes for part in parts) or any(each.dtype != dtype for each in parts):
+        if n_bytes != sum(part.nbytes for part in parts) or any(part.dtype != dtype for part in parts):
             raise ValueError(f"{shown!r} is damaged: its parts do not make up its shape")
         return Stored(tuple(shape), dtype, partial(_of_parts, parts), name)
 
