@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,10 +14,11 @@ from treeviz.tree.facts import Note
 from treeviz.tree.layers import Stacked
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable
+from treeviz.views.text.terminal import RED, paragraph, terminal_color
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
-    from treeviz.analysis.checks.rule import TreeFindings
+    from treeviz.analysis.checks.rule import TreeFinding
     from treeviz.analysis.checks.rule import Use as CheckUse
     from treeviz.analysis.checks.rules import Result
     from treeviz.analysis.compare.difference import Differences
@@ -73,6 +76,37 @@ def apply_prefix(
 # The implementation of `check`, `render(check=True)` and `treeviz check`
 
 _COLUMNS = ("elements", "bytes", "nan", "inf")
+_MOST_LINES = 10  # of one rule, where all are printed
+
+
+class TreeFindings(list["TreeFinding"]):
+    """A list of findings, the worst first. Prints one line for each, and a fix for the first of each rule.
+
+    On a terminal, `print` wraps the lines, and errors are red.
+    """
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Pairs of a line and the level of its finding; "" for other lines."""
+        n_all, n_shown = Counter(finding.code for finding in self), Counter[str]()
+        for finding in self:
+            n_shown[finding.code] += 1
+            if n_shown[finding.code] > _MOST_LINES:
+                if n_shown[finding.code] == n_all[finding.code]:
+                    yield f"… {n_all[finding.code] - _MOST_LINES:,} more of {finding.code}", ""
+                continue
+            yield str(finding), finding.level
+            if n_shown[finding.code] == 1 and finding.fix:
+                yield from ((f"    {line}", "") for line in finding.fix.split("\n"))
+
+    def __repr__(self) -> str:
+        return "\n".join([line for line, _ in self._lines()]) or "no finding"
+
+    def __str__(self) -> str:
+        color, lines = terminal_color(sys.stdout), []
+        for line, level in self._lines():
+            style = RED if color and level == "error" else ""
+            lines += paragraph(line, "", style=style, in_files=False) if level else [line]
+        return "\n".join(lines) or "no finding"
 
 
 class CheckedTree(TreeView):
@@ -85,7 +119,7 @@ class CheckedTree(TreeView):
         object.__setattr__(self, "findings", found)
 
     def lines(self, width: int | None = None) -> Iterator[str]:
-        yield from str(self.findings).split("\n")
+        yield from repr(self.findings).split("\n")
 
     def json(self) -> str:
         """The JSON of a view with `findings`, [{code, level, path, row, sentence, fix}, …]."""
@@ -102,7 +136,7 @@ def check_tree(
 
     table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
     with gc_paused():
-        return findings(table, results)
+        return TreeFindings(findings(table, results))
 
 
 def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: Collection[str]) -> CheckedTree:
@@ -111,7 +145,7 @@ def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: 
 
     table, results = _checked(tree, name, for_, values, False, ignore)
     with gc_paused():
-        return CheckedTree(with_badges(table, results), findings(table, results))
+        return CheckedTree(with_badges(table, results), TreeFindings(findings(table, results)))
 
 
 def _checked(

@@ -271,10 +271,13 @@ def test_output_that_cannot_be_written_is_one_line_and_status_2_after_the_file_i
 
 def test_the_demo_writes_its_page_here_and_prints_the_tree(small_demo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert main(["demo", "--stats"]) == 0
     printed = capsys.readouterr()
     assert all(word in printed.out for word in ("TrainState", "ScaleByAdamState", "key<fry>[]"))
-    assert printed.err == "Wrote treeviz-demo.html\n"
+    said, erased, rest = printed.err.split("\r")
+    assert said.startswith("Making") and erased == " " * len(said)
+    assert rest == ("Wrote treeviz-demo.html\nOpen treeviz-demo.html in a browser, or run: treeviz demo --open\n")
     page = (tmp_path / "treeviz-demo.html").read_text("utf-8")
     assert "ScaleByAdamState" in page
 
@@ -289,7 +292,7 @@ def test_the_demo_without_optax_shows_the_same_tree_and_says_so(small_demo, tmp_
         (row.keystr, row.type, row.shape, row.dtype, row.notes) for row in theirs
     ]
     assert main(["demo"]) == 0
-    assert capsys.readouterr().out.startswith("optax is not installed")
+    assert "Without optax, named tuples with its names hold the optimizer state" in capsys.readouterr().err
 
 
 def test_the_demo_has_the_parameters_of_gpt2_small():

@@ -279,14 +279,20 @@ def test_a_finding_is_told_once(mlp):
     assert sum(finding.kind == "nonfinite" for finding in told) == 1
 
 
-def test_findings_are_printed_below_the_tree(mlp):
+def test_findings_are_printed_below_the_tree_and_errors_are_red(mlp, monkeypatch):
     inspector = tv.GradientInspector()
     train(inspector.watch(jax.jit(explode)), mlp, 30)
     lines = str(inspector).splitlines()
     assert lines[0].startswith("params · 4 leaves · 30 steps · step 29 · ")
     assert any("worst leaves" in line for line in lines)
     assert str(inspector.findings[0]) in str(inspector).replace("\n   ", "")
-    assert inspector._repr_mimebundle_()["text/plain"] == str(inspector)
+    assert inspector._repr_mimebundle_()["text/plain"] == str(inspector) and "\x1b" not in str(inspector)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    finding = inspector.findings[0]
+    assert f"\x1b[31m  {finding.kind}: " in str(inspector) and f"\x1b[31merror: {finding.sentence[:20]}" in str(
+        inspector
+    )
 
 
 def test_before_the_first_step_it_says_so():

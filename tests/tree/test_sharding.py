@@ -107,6 +107,8 @@ def test_a_sharded_tree_shows_its_shardings_without_being_asked():
     tree = {"w": jax.device_put(X, NamedSharding(mesh(data=8), P("data")))}
     view = treeviz.render(tree)
     assert [column.name for column in view.columns] == ["elements", "bytes", "leaves", "device_bytes", "sharding"]
+    narrow = view.text(width=60).splitlines()[2]
+    assert "bytes/device" in narrow and "elements" not in narrow, "a narrow terminal keeps what fills the devices"
     assert "P('data') · cpu:0–7 (data=8)" in view.text()
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from treeviz.cli.output import print_text
+from treeviz.cli.output import print_error
 from treeviz.cli.show import add_options, show
+from treeviz.cli.source import say
+
+_PAGE = "treeviz-demo.html"
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -17,13 +20,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
+    say("Making the state of GPT-2 small, 1.5 GB …")
     from treeviz import demo_model
 
-    if not any((options.html, options.json, options.text, options.svg, options.png)):
-        options.html = "treeviz-demo.html"
+    is_own_page = not any((options.html, options.json, options.text, options.svg, options.png))
+    if is_own_page:
+        options.html = _PAGE
+    status = show(options, demo_model.train_state, "state")
     if not demo_model.has_optax():
-        print_text(
-            "optax is not installed: the optimizer state stands in named tuples of the same names as its own. "
-            "(pip install optax)\n"
-        )
-    return show(options, demo_model.train_state, "state")
+        print_error("Without optax, named tuples with its names hold the optimizer state (pip install optax).")
+    if is_own_page and not options.open:
+        print_error(f"Open {_PAGE} in a browser, or run: treeviz demo --open")
+    return status

@@ -117,6 +117,7 @@ def deliver(
     makers: dict[str, Callable[[], Content]] = view.outputs()
     makers[".txt"] = lambda: (f"{line}\n" for line in view.lines(options.width))
     wanted = {name: out for name in _SUFFIXES if (out := getattr(options, name)) is not None}
+    written = []
     for name, out in wanted.items():
         make = makers[_SUFFIXES[name]]
         if out == "-":
@@ -124,19 +125,25 @@ def deliver(
         else:
             path = Path(out)
             write(path, {path.suffix.lower(): make})
-            print_error(f"Wrote {one_line(out)}")
+            written.append(f"Wrote {one_line(out)}")
     if options.open:
         open_page(view.table.name, view.html)
-    if options.github and summary is not None:
-        print_text(summary())
-    elif options.github:
-        print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
-    elif "-" not in wanted.values():
-        text = make_text()
-        if isinstance(text, str):
-            print_text(text)
-        else:
-            _write(f"{line}\n" for line in text)
+    try:
+        if options.github and summary is not None:
+            print_text(summary())
+        elif options.github:
+            print_text(markdown_text(view.title, view.text(max_rows=_MOST_IN_SUMMARY, width=options.width)))
+        elif "-" not in wanted.values():
+            text = make_text()
+            if isinstance(text, str):
+                print_text(text)
+            else:
+                _write(f"{line}\n" for line in text)
+        if written:  # then the names of the files are below the text
+            sys.stdout.flush()
+    finally:
+        for line in written:
+            print_error(line)
 
 
 def is_terminal() -> bool:

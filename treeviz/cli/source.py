@@ -15,8 +15,25 @@ from typing import Any
 # A progress bar, shown if reading takes longer than a second.
 
 DELAY_S = 1.0  # until the bar appears
-_bars: list[Any] = []  # the bar of the running command
+_bars: list[Any] = []  # the bar of the running command, and a line about what it does
 _expected: list[Any] = []  # trees not yet in the bar's total
+
+
+class _StatusLine:
+    """A line on standard error about a step that takes long; erased before anything is printed."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        print(f"{text}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        print(f"\r{' ' * len(self._text)}\r", end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Show what the command does until it prints something; nothing if standard error is not a terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        _bars.append(_StatusLine(text))
 
 
 @contextmanager
@@ -56,8 +73,9 @@ def end() -> None:
     from treeviz.tree.stored import on_read
 
     _expected.clear()
-    while _bars:
+    if _advance in on_read:
         on_read.remove(_advance)
+    while _bars:
         _bars.pop().close()
 
 

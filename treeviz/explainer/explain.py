@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from itertools import chain
-from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +17,7 @@ from treeviz.explainer.answers import ANSWERS, OUTER_ANSWERS
 from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import guarded, printable_lines
-from treeviz.views.text.terminal import wrapped
+from treeviz.views.text.terminal import width_of, wrapped
 
 TIME_LIMIT_S = 1.0
 _MOST_LINES = 20
@@ -150,18 +149,13 @@ def add_explanation(error: BaseException) -> str:
                 return note
     text = guarded(lambda: explanation(error), lambda _: "")
     if text:
-        guarded(lambda: error.add_note(fitted(text, _width_of(sys.stderr))), lambda _: None)
+        guarded(lambda: error.add_note(fitted(text, width_of(sys.stderr))), lambda _: None)
     return text
 
 
 def fitted(text: str, width: int | None) -> str:
     """The explanation wrapped to `width`; unchanged if `width` is None."""
     return "\n".join(chain.from_iterable(wrapped(line, width, "    ") for line in text.split("\n")))
-
-
-def _width_of(stream: Any) -> int | None:
-    """The width of the terminal; None if the stream is not a terminal, such as a log."""
-    return get_terminal_size().columns if guarded(lambda: stream.isatty(), lambda _: False) else None
 
 
 _lock = Lock()
@@ -215,4 +209,4 @@ def _explain_cell(result: Any) -> None:
     error = getattr(result, "error_in_exec", None)
     text = "" if error is None else add_explanation(error)
     if text:
-        print(fitted(text, _width_of(sys.stdout)))
+        print(fitted(text, width_of(sys.stdout)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.files.entries import mode_of
 from treeviz.tree.frame import Frame, Labels, data_frame, records
 from treeviz.tree.layers import Stacked
+from treeviz.views.text.terminal import terminal_color
 from treeviz.views.tree_view import TreeView
 from treeviz.views.view import shell_of_notebook
 
@@ -592,7 +594,9 @@ class GradientInspector:
             return {"text/plain": repr(self)}
         bundle = self.render()._repr_mimebundle_(include, exclude)
         if "text/plain" in bundle:
-            bundle["text/plain"] = "\n".join([bundle["text/plain"], *finding_lines(self.findings, self.notes)])
+            color = shell_of_notebook() is None and terminal_color(sys.stdout)
+            lines = finding_lines(self.findings, self.notes, color=color)
+            bundle["text/plain"] = "\n".join([bundle["text/plain"], *lines])
         return bundle
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
@@ -604,7 +608,8 @@ class GradientInspector:
         """The most important leaves and the findings, for a terminal."""
         if self._recorder.is_empty:
             return " ".join(["GradientInspector: nothing was measured yet", *(f"({note})" for note in self.notes)])
-        return "\n".join([repr(self.render()), *finding_lines(self.findings, self.notes)])
+        lines = finding_lines(self.findings, self.notes, color=terminal_color(sys.stdout))
+        return "\n".join([repr(self.render()), *lines])
 
     def __reduce__(self):
         raise TypeError(

@@ -22,7 +22,7 @@ from treeviz.tree.facts import Column
 from treeviz.tree.paths import table_of_paths
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import number_text, visible
-from treeviz.views.text.terminal import paragraph
+from treeviz.views.text.terminal import RED, paragraph
 from treeviz.views.tree_view import TreeView
 
 MOST_PRINTED = 5  # findings
@@ -183,10 +183,12 @@ def _first_step(history: History, source: str) -> int:
     return int(history.values(source, history.statistics(source)[0], resolution=1).first[0])
 
 
-def finding_lines(findings: Sequence[Finding], notes: Iterable[str]) -> list[str]:
-    """The worst findings and the notes, as lines for a terminal."""
+def finding_lines(findings: Sequence[Finding], notes: Iterable[str], *, color: bool) -> list[str]:
+    """The worst findings and the notes, as lines for a terminal. Errors are red."""
     more = [f"  and {len(findings) - MOST_PRINTED} more in inspector.findings"] if len(findings) > MOST_PRINTED else []
     lines = ["findings"] if findings else []
     for finding in findings[:MOST_PRINTED]:
-        lines += paragraph(visible(str(finding), 2000))
+        style = RED if color and finding.severity == "error" else ""
+        lines += paragraph(visible(f"{finding.kind}: {finding.sentence}", 2000), style=style)
+        lines += paragraph(visible(finding.advice, 2000), "    ", "") if finding.advice else []
     return [*lines, *more, *(line for note in notes for line in paragraph(visible(note, 2000), ""))]

@@ -13,7 +13,7 @@ from treeviz.tree.table import Row
 from treeviz.tree.text import guarded
 from treeviz.views.html.page import fallback, fragment, page
 from treeviz.views.html.payload import pack
-from treeviz.views.text.terminal import glyphs_of, terminal_color
+from treeviz.views.text.terminal import glyphs_of, rows_of, terminal_color
 from treeviz.views.text.text import lines, text
 from treeviz.views.view import Content, View, open_page, publish, shell_of_notebook, shows_html, write
 
@@ -276,7 +276,7 @@ class TreeView(View):
         return text(
             self.brief,
             width=get_terminal_size((100, 24)).columns,
-            max_rows=MAX_ROWS,
+            max_rows=rows_of(sys.stdout, MAX_ROWS),
             color=color,
             glyphs=glyphs_of(sys.stdout),
             fold=True,

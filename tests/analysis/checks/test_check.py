@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
@@ -167,6 +168,23 @@ def test_a_rule_names_its_leaf_and_says_nothing_of_a_tree_without_the_fault(code
     assert code not in codes(healthy(), **options)
     assert code not in codes(faulty(), ignore=code, **options)
     assert finding.about in explain(code) and len(finding.about) > 100
+
+
+def test_on_a_terminal_findings_are_wrapped_and_errors_are_red(monkeypatch):
+    found = tv.check({"f": np.sin, "a deep path": {"of two keys": "a text"}}, for_="jit")
+    plain = str(found)
+    assert plain == repr(found) and "\x1b" not in plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("NO_COLOR", "1")
+    wrapped = str(found)
+    assert all(len(line) <= 50 for line in wrapped.splitlines() if not line.startswith("    "))
+    assert "".join(wrapped.split()) == "".join(plain.split()) and "\x1b" not in wrapped
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    lines = str(found).splitlines()
+    assert lines[0].startswith("\x1b[31mT") and len([line for line in lines if "\x1b" in line]) < len(lines)
+    assert repr(found) == plain, "a notebook keeps it"
 
 
 @pytest.mark.parametrize("use", USES)

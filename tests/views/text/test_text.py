@@ -140,6 +140,15 @@ def test_counts_of_nan_and_then_magnitudes_stay_in_a_narrow_terminal():
     }
 
 
+def test_static_fields_that_do_not_fit_are_left_out_whole():
+    fields = ("in_features=768", "use_bias=True", "init='lecun'")
+    static = tuple(tuple(field.split("=")) for field in fields)
+    tree = table("layer", [(0, 0, leaf("opaque", "Linear", static=static))])
+    for n, more in ((3, ""), (2, ", … 1 more"), (1, ", … 2 more")):
+        line = f"layer  Linear  {', '.join(fields[:n])}{more}"
+        assert shown(tree, width=len(line)).splitlines()[1:] == [line]
+
+
 def test_no_column_goes_for_a_name_that_is_cut_anyway():
     tree = walk({"x" * 300: np.ones(3), "b": np.ones(2)})
     columns = [tree.fact_column(name, np.ones(len(tree.facts)), format="number") for name in ("min", "max", "rms")]

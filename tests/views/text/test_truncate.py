@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from query_trees import TREES
 
+import treeviz
 from treeviz.tree.walk import walk
 from treeviz.views.text.rows import truncate
 
@@ -25,7 +26,7 @@ def shows_the_next(truncated):
 class Chosen:
     def __init__(self, table, *args, **more):
         self.table = table
-        self.rows, self.n_left_out = truncate(table, *args, **more)
+        self.rows, self.n_left_out, _ = truncate(table, *args, **more)
 
 
 def test_everything_is_shown_where_there_is_room():
@@ -107,6 +108,16 @@ def test_kept_rows_and_those_above_them_are_shown_within_the_bound(tree, max_row
     assert not kept or kept[0] in shown or table.depth[kept[0]] > max_rows // 3
     for row, n_left_out in zip(truncated.rows.tolist(), truncated.n_left_out.tolist(), strict=True):
         assert sum(child.number not in shown for child in table[row].children) == n_left_out
+
+
+def test_a_subtree_that_repeats_an_earlier_one_stays_closed_where_not_all_rows_fit():
+    params = {"layers": [{"w": np.ones((2, i + 1)), "b": np.ones(2)} for i in range(3)]}
+    zeros = {"layers": [{"w": np.zeros((2, i + 1)), "b": np.zeros(2)} for i in range(3)]}
+    view = treeviz.render({"params": params, "state": {"mu": zeros, "nu": zeros["layers"][:2]}})
+    lines = view.text(max_rows=22).splitlines()
+    assert [line for line in lines if "like" in line and "├─ mu" in line and line.endswith("like ['params']")]
+    assert not any("like" in line for line in view.text().splitlines())
+    assert sum("['params']" in line for line in lines) == 1  # ['nu'] has a layer less
 
 
 def test_of_two_nodes_the_heavier_one_shows_its_children():

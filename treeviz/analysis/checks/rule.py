@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,7 +24,6 @@ from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 _PLACE = re.compile(r"\{(at|path|tree)\}")
-_MOST_LINES = 10  # of one rule, where all are printed
 
 
 class Changed(str):
@@ -88,26 +87,6 @@ def _assignment(row: Row, new: str) -> str:
         "{tree} = jax.tree_util.tree_map_with_path(\n"
         f"    lambda path, x: {new.replace('{x}', 'x')} if jax.tree_util.keystr(path){matches} else x, {{tree}}\n)"
     )
-
-
-class TreeFindings(list[TreeFinding]):
-    """A list of findings, the worst first. Prints one line for each, and a fix for the first of each rule."""
-
-    def __repr__(self) -> str:
-        n_all, n_shown = Counter(finding.code for finding in self), Counter[str]()
-        lines: list[str] = []
-        for finding in self:
-            n_shown[finding.code] += 1
-            if n_shown[finding.code] > _MOST_LINES:
-                if n_shown[finding.code] == n_all[finding.code]:
-                    lines.append(f"… {n_all[finding.code] - _MOST_LINES:,} more of {finding.code}")
-                continue
-            lines.append(str(finding))
-            if n_shown[finding.code] == 1 and finding.fix:
-                lines += [f"    {line}" for line in finding.fix.split("\n")]
-        return "\n".join(lines) or "no finding"
-
-    __str__ = __repr__
 
 
 Use = Literal["any", "jit", "grad", "state"]

@@ -29,7 +29,6 @@ from treeviz.analysis.checks.rule import (
     Level,
     Rule,
     TreeFinding,
-    TreeFindings,
     as_child,
     aux_attributes,
     registration,
@@ -1040,12 +1039,10 @@ def _worst_first(results: Sequence[Result]) -> Iterator[tuple[Rule, Level, Found
                     yield source, level, finding
 
 
-def findings(table: TreeTable, results: Sequence[Result]) -> TreeFindings:
-    about = {code: rule.about for code, rule in RULES.items()}
-    return TreeFindings(
-        TreeFinding(rule.code, level, found.row, found.sentence, about[rule.code], found.fix, table)
-        for rule, level, found in _worst_first(results)
-    )
+def findings(table: TreeTable, results: Sequence[Result]) -> Iterator[TreeFinding]:
+    about = {code: source.about for code, source in RULES.items()}
+    for source, level, found in _worst_first(results):
+        yield TreeFinding(source.code, level, found.row, found.sentence, about[source.code], found.fix, table)
 
 
 def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:

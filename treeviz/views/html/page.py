@@ -94,7 +94,7 @@ class _Cut:
 
     def __init__(self, table: TreeTable, n_rows: int) -> None:
         self._table = table
-        self._rows, n_left_out = truncate(table, max(n_rows, 1))
+        self._rows, n_left_out, _ = truncate(table, max(n_rows, 1))
         self._nodes = self._rows[n_left_out > 0]
         self._n_left_out = n_left_out[n_left_out > 0].tolist()
         first_left_out = np.arange(1, len(table) + 1)  # the first row below each row that is left out
@@ -255,7 +255,7 @@ def outline(view: View) -> Markup:
     view = folded(in_brief(view))
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
-    rows, n_left_out = first_rows(view, MAX_LINES, depth)
+    rows, n_left_out, _ = first_rows(view, MAX_LINES, depth)
     plain = [column for column in view.columns_without_last_value if column.format in WRITE][:_N_PLAIN]
     titles = ", ".join(["type", *(times_text(first) for first in series[:1]), *(column.title for column in plain)])
     parts = [

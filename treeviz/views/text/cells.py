@@ -170,6 +170,7 @@ class Part(NamedTuple):
     style: str  # an ANSI sequence, or ""
     text: str
     brief: str = ""  # replaces the text if it does not fit
+    fields: tuple[str, ...] = ()  # of which the text consists; those that do not fit are left out whole
 
 
 class Cells(NamedTuple):
@@ -212,9 +213,19 @@ def fact_parts(facts: Facts) -> list[Part]:
         parts.append(Part(terminal.DIM, facts.text))
     for prefix, pairs in (("", facts.static), ("inside: ", facts.inside)):
         if pairs:
-            fields = prefix + pairs_text(pairs)
-            parts.append(Part(terminal.DIM, fields if len(fields) <= _STATIC else fields[: _STATIC - 1] + "…"))
+            text = prefix + pairs_text(pairs)
+            text = text if len(text) <= _STATIC else text[: _STATIC - 1] + "…"
+            parts.append(Part(terminal.DIM, text, fields=(prefix, *(pairs_text([pair]) for pair in pairs))))
     return parts
+
+
+def first_fields(fields: Sequence[str], width: int, dots: str) -> str:
+    """The first fields that fit whole and the number of the others; "" if not even the first one fits."""
+    for n in range(len(fields) - 2, 0, -1):
+        text = f"{fields[0]}{', '.join(fields[1 : n + 1])}, {dots} {len(fields) - 1 - n} more"
+        if display_width(text) <= width:
+            return text
+    return ""
 
 
 def pairs_text(pairs: Sequence[tuple[str, str]]) -> str:
@@ -313,7 +324,7 @@ def _numbers(
             if texts[codes[i]] != BAD:
                 codes[i] = len(texts)
                 texts.append(glyphs.fit(text))
-    is_size = column.format == "bytes" or column.name in _SIZES
+    is_size = (column.format == "bytes" and column.name != "device_bytes") or column.name in _SIZES
     is_size |= column.format == "count" and not any(level > 0 for level in levels)  # all zero
     return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name, is_size=is_size)
 

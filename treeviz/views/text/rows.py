@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import Column, Note
+from treeviz.tree.facts import Column, Facts, Note
 from treeviz.tree.keys import Key
 from treeviz.tree.repeats import Repeats, fold, merged_facts
 from treeviz.tree.series import FindingMark, Series
@@ -49,10 +49,12 @@ class Truncated(NamedTuple):
     Attributes:
       rows: int[n_shown].
       n_left_out: int[n_shown]: the number of omitted children of each.
+      mirrors: Nodes that stay closed, each with the earlier node whose rows are the same.
     """
 
     rows: np.ndarray
     n_left_out: np.ndarray
+    mirrors: Mapping[int, int]
 
 
 def truncate(
@@ -62,6 +64,7 @@ def truncate(
     *,
     weights: np.ndarray | None = None,
     kept: Iterable[int] = (),
+    mirrors: Mapping[int, int] | None = None,
 ) -> Truncated:
     """The first rows of every subtree: level by level, the same number of children for every node.
 
@@ -71,6 +74,7 @@ def truncate(
     Args:
       weights: [n_rows]: of two nodes the heavier one opens first, if there is no room for both.
       kept: Rows that are shown before all others, the first ones if a third of the lines has no room for all.
+      mirrors: Nodes to keep closed if there is no room for all rows; see `Truncated`.
     """
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     if max_depth is None:
@@ -79,16 +83,17 @@ def truncate(
         rows = np.flatnonzero(table.depth <= max_depth)
     if max_rows is not None and len(rows) > max_rows:
         paths = _paths(table, kept, max_rows // 3, max_depth)
-        room = max_rows
+        room, n_open = max_rows, n_children.copy()
+        n_open[[*(mirrors or {})]] = 0
         while True:
-            chosen = _Levels(table, n_children, room, max_depth, weights).choice()
+            chosen = _Levels(table, n_open, room, max_depth, weights).choice()
             rows = np.union1d(chosen, paths)
             excess = _n_lines(table, n_children, rows) - max_rows
             if excess <= 0 or room == 1:
                 break
             room = max(1, room - excess)
     n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
-    return Truncated(rows, (n_children - n_shown)[rows])
+    return Truncated(rows, (n_children - n_shown)[rows], mirrors or {})
 
 
 def _paths(table: TreeTable, kept: Iterable[int], most: int, max_depth: int | None) -> np.ndarray:
@@ -332,6 +337,8 @@ def _reason(
 
 N_OPEN = 25  # rows that are visible at first
 _ERRORS = ("error", "cycle", "hidden", "differs", "warning")  # kinds of notes
+_MIRROR, _MIRROR_SHARE = 6, 50  # rows of a mirror: the fewest, and as a part of the tree
+_N_MIRRORS = 1_000  # nodes that may be mirrors, since a chain has one on each level
 
 
 def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
@@ -342,7 +349,29 @@ def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Trunc
     weights = _weights(view)
     leaves = table.measured
     largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
-    return truncate(table, max_rows, max_depth, weights=weights, kept=[*wrong_rows(view), *nan_rows(view), largest])
+    kept = [*wrong_rows(view), *nan_rows(view), largest]
+    return truncate(table, max_rows, max_depth, weights=weights, kept=kept, mirrors=_mirrors(table))
+
+
+def _mirrors(table: TreeTable) -> dict[int, int]:
+    """The large subtrees that repeat an earlier one, as an optimizer's moments repeat the parameters, and that one."""
+    size = table.end - np.arange(len(table))
+    earlier: dict[tuple[int, int], int] = {}
+    found: dict[int, int] = {}
+    inside = 0  # the end of the last mirror
+    for row in np.flatnonzero(size >= max(_MIRROR, len(table) // _MIRROR_SHARE))[:_N_MIRRORS].tolist():
+        if row >= inside:
+            other = earlier.setdefault((int(size[row]), int(table.fact_codes[row])), row)
+            if other != row and _is_mirror(table, row, other):
+                found[row], inside = other, table.end[row]
+    return found
+
+
+def _is_mirror(table: TreeTable, row: int, other: int) -> bool:
+    one, another = (slice(start + 1, table.end[start]) for start in (row, other))
+    return all(np.array_equal(codes[one], codes[another]) for codes in (table.key_codes, table.fact_codes)) and bool(
+        np.array_equal(table.depth[one] - table.depth[row], table.depth[another] - table.depth[other])
+    )
 
 
 def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
@@ -456,16 +485,15 @@ class _Folded:
         own = self._own(self._sums(leaves))
         keys, facts = [*table.keys], [*table.facts]
         key_codes, fact_codes = table.key_codes[rows], table.fact_codes[rows]
+        added: dict[Key | Facts, int] = {}  # a row that repeats another one has its codes, too
         for shown, codes in self._differing_facts():
-            fact_codes[shown] = len(facts)
-            facts.append(merged_facts([table.facts[code] for code in codes]))
+            fact_codes[shown] = _code(facts, added, merged_facts([table.facts[code] for code in codes]))
         for shown, run in self._runs.items():
             row, each = rows[shown], facts[fact_codes[shown]]
-            key_codes[shown], fact_codes[shown] = len(keys), len(facts)
-            keys.append(Key(run.label, "", run.label, ()))
+            key_codes[shown] = _code(keys, added, Key(run.label, "", run.label, ()))
             if n_bytes is not None and n_bytes[row] > 0 and each.shape is None:
                 each = each._replace(type=f"{each.type} · {bytes_text(n_bytes[row].item())} each")
-            facts.append(each._replace(leaves=int(own[shown])))
+            fact_codes[shown] = _code(facts, added, each._replace(leaves=int(own[shown])))
         return TreeTable(
             name=table.name,
             depth=table.depth[rows],
@@ -606,6 +634,14 @@ class _Folded:
             distinct = list(dict.fromkeys(str(column.levels[code]) for code in codes[some].tolist()))
             labels[shown] = ", ".join([*filter(None, distinct[:2]), *["…"] * (len(distinct) > 2)])
         return labels
+
+
+def _code(known: list[Any], added: dict[Key | Facts, int], new: Key | Facts) -> int:
+    """The index of a key or of facts in the list, to which they are added at the first time."""
+    if new not in added:
+        added[new] = len(known)
+        known.append(new)
+    return added[new]
 
 
 def _farthest(values: np.ndarray) -> tuple[int, float, str] | None:

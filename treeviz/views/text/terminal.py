@@ -9,9 +9,9 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from shutil import get_terminal_size
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from treeviz.tree.text import printable
+from treeviz.tree.text import guarded, printable
 
 
 class Glyphs(NamedTuple):
@@ -83,13 +83,27 @@ def ascii_text(text: str) -> str:
     )
 
 
-def paragraph(text: str, indent: str = "  ") -> list[str]:
-    """The text wrapped for standard output: to the terminal's width, in ASCII if its encoding needs it."""
-    width = max(get_terminal_size((100, 24)).columns, 40)
-    return wrapped(indent + glyphs_of(sys.stdout).fit(text), width, indent + "  ")
+def paragraph(text: str, indent: str = "  ", hanging: str = "  ", style: str = "", in_files: bool = True) -> list[str]:
+    """The text wrapped for standard output: to the terminal's width, in ASCII if its encoding needs it.
+
+    Args:
+      hanging: The further indentation of all lines but the first.
+      style: An ANSI sequence, or "".
+      in_files: Also wrap if standard output is not a terminal.
+    """
+    width = width_of(sys.stdout) or (get_terminal_size((100, 24)).columns if in_files else None)
+    text = indent + glyphs_of(sys.stdout).fit(text)
+    lines = wrapped(text, None if width is None else max(width, 40), indent + hanging)
+    return [f"{style}{line}{RESET}" for line in lines] if style else lines
+
+
+def width_of(stream: Any) -> int | None:
+    """The width of the terminal; None if the stream is not a terminal, such as a log."""
+    return get_terminal_size().columns if _is_terminal(stream) else None
 
 
 _LONGEST = 2_000
+_FEWEST_ROWS, _OTHER_LINES = 30, 7
 _KEYS = re.compile(r"(?<=\S)(?=\[|\.[^\W\d])")  # the start of a key in a path
 
 
@@ -126,6 +140,11 @@ def at_keys(line: str, width: int, indent: str) -> list[str]:
 def folded(text: str, width: int, indent: str) -> list[str]:
     """Wrap a text, and break key paths that do not fit before a key."""
     return [piece for line in wrapped(text, width, indent) for piece in at_keys(line, width, indent)]
+
+
+def rows_of(stream: Any, most: int) -> int:
+    """The number of rows of a tree to print, with its headline and what follows it on one screen: 30 to `most`."""
+    return max(_FEWEST_ROWS, min(most, get_terminal_size().lines - _OTHER_LINES)) if _is_terminal(stream) else most
 
 
 def _words(text: str) -> list[str]:
@@ -196,8 +215,5 @@ def _character_width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):  # not a file, or closed
-        return False
+def _is_terminal(stream: Any) -> bool:
+    return guarded(lambda: stream.isatty(), lambda _: False)  # it may be no file, or be closed

@@ -22,6 +22,7 @@ from treeviz.views.text.cells import (
     bracketed,
     columns_of_cells,
     fact_parts,
+    first_fields,
     marks_inside,
     narrowed,
     note_part,
@@ -126,7 +127,7 @@ class LeftOut:
     """
 
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
-        self._truncated, self._dots = truncated, dots
+        self._table, self._truncated, self._dots = table, truncated, dots
         shows_some = _shows_some(truncated, table.parent[truncated.rows])
         self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~shows_some)
         if not truncated.n_left_out.any():
@@ -139,6 +140,9 @@ class LeftOut:
 
     def inside(self, shown: int) -> str:
         """The badge of a node that shows no children; the columns of its line show their sizes."""
+        mirrored = self._truncated.mirrors.get(int(self._truncated.rows[shown]))
+        if mirrored is not None:
+            return f"like {path_text(self._table, mirrored)}"
         return f"{self._dots} {count_text(self._truncated.n_left_out[shown])} inside"
 
     def text(self, shown: int) -> str:
@@ -283,10 +287,12 @@ class Details:
 
     def _write(self, parts: list[Part], width: int, color: bool) -> str:
         texts = []
-        for style, text, brief in parts:
+        for style, text, brief, fields in parts:
             gap = len(GAP) if texts else 0
             full = self._glyphs.fit(text)
-            full = self._glyphs.fit(brief) if brief and display_width(full) > width - gap else full
+            if display_width(full) > width - gap:
+                brief = brief or first_fields([*map(self._glyphs.fit, fields)], width - gap, self._glyphs.dots)
+                full = self._glyphs.fit(brief) if brief else full
             text = cut(full, width - gap, self._glyphs.dots)
             if not text or (text != full and width - gap < _LEAST):
                 if style in (RED, YELLOW) and not texts and width > 0:
@@ -302,7 +308,7 @@ def in_full(
 ) -> list[str]:
     """The lines below the tree for badges that did not fit into their lines: one for each badge, with its first row."""
     lines: list[str] = []
-    for i, ((style, text, _), shown) in enumerate(cut_badges.items()):
+    for i, ((style, text, *_), shown) in enumerate(cut_badges.items()):
         path = path_text(table, int(truncated.rows[shown[0]]))
         more = f" and {len(shown) - 1:,} more" if len(shown) > 1 else ""
         line = glyphs.fit(visible(f"{path}{more}: {text}", _LONGEST))
@@ -349,6 +355,7 @@ _LABEL = 10
 _REQUESTED, _SHORT = 2, 28  # requested columns; the width of a shortened type next to them
 _TRIM = 6  # how much a type is shortened so that the last column fits
 _HEADLINE = 500  # characters of a part
+_ERROR = "error: "  # the start of a part that says what is wrong
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # minimum and preferred width of details that report a problem; in between a fifth
 _SHORTEST_LINE = 4  # characters, with the line break
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
@@ -420,10 +427,14 @@ def _drawn(
     siblings = _siblings(table, truncated.rows) if max(key_widths) > room.key else []
 
     head = _headline(table, width, glyphs)
+    n_lines = len(head)
     if any(cell.title.strip() for cell in room.cells):
         head.append(GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
+    is_error = False
     for i, line in enumerate(head):
-        yield f"{DIM if i else BOLD}{line}{RESET}" if color else line
+        is_error |= line.startswith(_ERROR)  # it is the last part, in lines of its own; the titles follow
+        style = BOLD if i == 0 else RED if is_error and i < n_lines else DIM
+        yield f"{style}{line}{RESET}" if color else line
     is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist()
     middles = _middles(room, is_leaf, color)
     endings = details.texts(room.details, color)
@@ -458,7 +469,7 @@ def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
     for part in (table.name, *table.headline):
         part = glyphs.fit(visible(part, _HEADLINE))
         longer = f"{lines[-1]}{glyphs.separator}{part}" if lines else part
-        if lines and (width is None or display_width(longer) <= width):
+        if lines and (width is None or (display_width(longer) <= width and not part.startswith(_ERROR))):
             lines[-1] = longer
         else:
             lines.append(part)
