@@ -157,8 +157,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gone = [str(path) for path in place if not path.exists()]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: SLOWEST names files that are not there: {', '.join(gone)}")
+    quick = {path for path in {item.path for item in items} - {*place} if not {BROWSER, TRACING} & {*path.parents}}
     for item in items:
-        if item.path not in place and not {BROWSER, TRACING} & {*item.path.parents}:
+        if item.path in quick:
             item.add_marker("quick")
     # Within a file those that are marked `optimized` come last, since each change of that costs all compiled programs.
     first = {item.path: number for number, item in reversed([*enumerate(items)])}
@@ -178,6 +179,8 @@ def thin_out(config: pytest.Config, items: list[pytest.Item], n: int, n_tests: i
     Where n is not 1, without trees that are only large: each of their nodes is like those of the others.
     Keep one test in `n_tests` of each file.
     """
+    if n == n_tests == 1:
+        return
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_large = any(text in item.nodeid for text in LARGE) or item.get_closest_marker("large") is not None
@@ -243,12 +246,15 @@ setattr(compiler, XLA, compile_once)
 
 
 @pytest.fixture(scope="session")
-def shots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for screenshots: the one given with `--shots`, else one that goes with the test run."""
+def shots(request: pytest.FixtureRequest):
+    """`shots(page, "name.png")` keeps a screenshot in the folder that `--shots` names; without it nobody would look."""
     folder = request.config.getoption("--shots")
-    path = Path(folder).absolute() if folder else tmp_path_factory.mktemp("shots")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+
+    def keep(page, name: str, **options) -> None:
+        if folder:
+            page.screenshot(path=Path(folder, name), **options)
+
+    return keep
 
 
 @pytest.fixture

@@ -35,4 +35,4 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     row(page, "biases").first.click()
     assert settled(page).get_by_role("img", name="magnitudes of grads").count() == 1
     assert page.locator("svg.chart").count() >= 1
-    page.screenshot(path=shots / "gradients.png")
+    shots(page, "gradients.png")

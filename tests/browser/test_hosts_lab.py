@@ -131,7 +131,7 @@ def test_notebook_7_hears_what_is_clicked(lab, open_window, shots):
     assert errors_in_cells(page) == []
     check_explorer(page, "heard ['embed']: True")
     page.get_by_role("tree").nth(1).wait_for()
-    page.screenshot(path=shots / "hosts-notebook.png")
+    shots(page, "hosts-notebook.png")
     page.close()
 
 
@@ -141,7 +141,7 @@ def test_voila_hears_what_is_clicked(lab, open_window, shots):
     page.goto(lab.url("hosted.ipynb", "voila/render"))
     check_explorer(page, "heard ['embed']: True")
     page.get_by_role("tree").nth(1).wait_for()
-    page.screenshot(path=shots / "hosts-voila.png")
+    shots(page, "hosts-voila.png")
     page.close()
 
 
@@ -163,7 +163,7 @@ def test_marimo_shows_it_inline_and_runs_the_cells_that_depend_on_it_and_trees_w
         page.get_by_text("displayed wrongly: []", exact=True).wait_for()
         of_params = page.frame_locator("iframe[src*='@file']").get_by_role("tree")
         of_params.get_by_role("treeitem", name="params").first.wait_for()
-        page.screenshot(path=shots / "hosts-marimo.png")
+        shots(page, "hosts-marimo.png")
         page.close()
 
 
@@ -190,4 +190,4 @@ def test_the_page_that_nbconvert_makes_of_the_demo_is_read_and_searched_offline(
     settled(page)
     tree.get_by_role("treeitem", name="weight").first.click()
     page.get_by_text("model.blocks[0].attention.output_proj.weight").first.wait_for()
-    page.screenshot(path=shots / "hosts-nbconvert.png")
+    shots(page, "hosts-nbconvert.png")

@@ -58,7 +58,7 @@ def first_tree(page):
 def test_the_demo_shows_trees_that_close_and_open(page, shots):
     tree = first_tree(page)
     rows = tree.get_by_role("treeitem")
-    page.screenshot(path=shots / "lab-light.png")
+    shots(page, "lab-light.png")
     n_rows = rows.count()
     assert n_rows > 3
     rows.first.click(position={"x": 10, "y": 10})
@@ -127,7 +127,7 @@ def test_dark_follows_jupyterlab(page, shots):
     set_theme(page, "JupyterLab Dark")
     page.wait_for_function(f"light => ({color})() !== light", arg=light)
     first_tree(page)
-    page.screenshot(path=shots / "lab-dark.png")
+    shots(page, "lab-dark.png")
     set_theme(page, "JupyterLab Light")
 
 
@@ -158,4 +158,4 @@ def test_untrusted_the_first_rows_are_still_readable(page, lab, open_alone, shot
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     text = untrusted.locator(".jp-OutputArea").first.inner_text() + details.inner_text()
     assert "float32[" in text and "leaves" in text
-    untrusted.screenshot(path=shots / "lab-untrusted.png")
+    shots(untrusted, "lab-untrusted.png")

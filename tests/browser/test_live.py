@@ -7,7 +7,7 @@ from base64 import b64encode
 import numpy as np
 import pytest
 from browser.conftest import new_context
-from browser.driving import box, choose, labels, readout, row, settled, violations
+from browser.driving import box, choose, is_tried, labels, readout, row, settled, violations
 from browser.fake_kernel import PAGE, FakeKernel
 from live_runs import PATHS, Run
 
@@ -57,7 +57,7 @@ def test_columns_are_joined_as_numpy_would_and_never_more_than_there_is_room_for
     run = Run()
     run.listen()
     run.step(1)
-    run.step(3000, every_s=every_s)
+    run.step(1200 if every_s > 0.1 else 3000, every_s=every_s)  # of more columns than there is room for, each is joined
     run.step(20, every_s=every_s, bad=2)
     run.step(5, every_s=every_s)
     run.panel.send_updates()
@@ -382,8 +382,9 @@ def test_nobody_is_left_out_of_a_run(live, shots, width, dark):
     page = drawn(kernel)
     row(page, "w").first.click()
     page.get_by_role("button", name="pin row").click()
-    for name in ("running", "stopped"):
-        settled(page).screenshot(path=shots / f"live-{name}-{width}-{'dark' if dark else 'light'}.png")
-        assert violations(page) == []
+    for number, name in enumerate(("running", "stopped")):
+        if is_tried(number, dark, width == 420):
+            shots(settled(page), f"live-{name}-{width}-{'dark' if dark else 'light'}.png")
+            assert violations(page) == []
         run.panel.finish("stopped", "KeyboardInterrupt")
         page = drawn(kernel)

@@ -38,7 +38,7 @@ blocking = new()
 print("before")
 with blocking.live(total=100) as panel:
     for n in steps(blocking, "stop blocking"):
-        time.sleep(0.02)
+        time.sleep(0.05)
         print(f"bar {n % 2}", end="\\r", file=sys.stderr)
 print("\\nafter", len(blocking.history) - n)
 """
@@ -83,7 +83,7 @@ threaded = new()
 panel = threaded.explore()
 def loop():
     for n in steps(threaded, "stop thread"):
-        time.sleep(0.02)
+        time.sleep(0.05)
 thread = threading.Thread(target=loop, daemon=True)
 thread.start()
 panel
@@ -208,9 +208,9 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
     page.get_by_role("button", name="resume").click()
     named = page.get_by_role("treeitem", name=re.compile("nonfinite"))
     named.or_(page.get_by_text(re.compile(r"findings \([1-9]"))).first.wait_for()
-    page.screenshot(path=shots / "live-running.png")
+    shots(page, "live-running.png")
     set_theme(page, "JupyterLab Dark")
-    page.screenshot(path=shots / "live-running-dark.png")
+    shots(page, "live-running-dark.png")
     set_theme(page, "JupyterLab Light")
     assert is_busy(page)
     (lab.root / "stop blocking").touch()
@@ -228,7 +228,7 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
     assert re.fullmatch(r"(bar \d\r?)*", printed["stderr"])
     (kept,) = [page_in(o) for o in said if "data-treeviz-fallback" in page_in(o)]
     assert "nonfinite" in kept and "waiting for the first step" not in kept
-    page.screenshot(path=shots / "live-done.png")
+    shots(page, "live-done.png")
 
 
 def test_what_ends_a_loop_is_said_and_the_picture_is_whole(lab, open_in):
@@ -262,4 +262,4 @@ def test_two_views_of_a_run_in_a_thread_agree_and_a_page_that_comes_anew_gets_al
     hosts = page.locator(".treeviz[data-treeviz-widget]").all()
     first = [host.locator(".axis span").first.inner_text() for host in hosts]
     assert first == ["0", "0"], "what came before the page did is there"
-    page.screenshot(path=shots / "live-thread.png")
+    shots(page, "live-thread.png")

@@ -171,7 +171,7 @@ def test_the_heat_map_has_a_strip_for_every_row_and_lighter_is_more(shown, shots
     assert brightness(page, embed, 0.02) > brightness(page, embed, 0.98)
     assert box(page, ".heat-map")["y"] == box(page, "#row0")["y"]
     assert box(page, ".heat-map")["height"] == 24 * page.locator(".row").count()
-    page.screenshot(path=shots / "series.png")
+    shots(page, "series.png")
 
 
 def test_what_is_not_finite_is_hatched_and_what_is_zero_is_a_dotted_line(shown):
@@ -318,7 +318,7 @@ def test_steps_are_chosen_by_dragging_and_by_number_and_scalars_are_over_the_sam
     last.fill("399")
     last.press("Enter")
     assert last.input_value() == "399"
-    page.screenshot(path=shots / "zoomed.png")
+    shots(page, "zoomed.png")
     page.get_by_role("button", name="All steps").click()
     assert (first.input_value(), last.input_value()) == ("0", "999")
     assert page.get_by_role("button", name="All steps").is_hidden()
@@ -343,12 +343,11 @@ def test_on_a_phone_the_sparkline_and_the_last_value_are_in_sight(shown):
 
 
 def test_beside_a_curve_a_type_has_its_dtype_or_is_out_of_sight(shown):
-    widths = [
-        (place["x"], width - 8 - place["x"])
-        for width in range(400, 560, 20)
-        for place in [box(shown(width=width), ".head .type")]
-    ]
-    assert all(room < 12 or room >= len("float32[") * 7.83 for _, room in widths), widths
+    page, rooms = shown(width=400), {}
+    for width in range(400, 560, 20):
+        page.set_viewport_size({"width": width, "height": 760})
+        rooms[width] = width - 8 - box(page, ".head .type")["x"]
+    assert all(room < 12 or room >= len("float32[") * 7.83 for room in rooms.values()), rooms
 
 
 def test_curves_have_the_scale_that_is_chosen_and_say_so(shown):
@@ -440,7 +439,7 @@ def test_the_detail_of_a_row_shows_its_series_over_time(shown, shots):
     detail.get_by_text("last values").click()
     cells = detail.get_by_role("row")
     assert cells.nth(1).inner_text().split("\t") == ["steps 990 to 999", "not finite", "not finite"]
-    page.screenshot(path=shots / "chart.png")
+    shots(page, "chart.png")
     settled(page)
     detail.locator("svg.chart").first.hover(position={"x": 200, "y": 40})
     assert readout(page).startswith("['layers'][2]['down']")
@@ -456,7 +455,7 @@ def test_findings_are_badges_and_a_list_that_leads_to_them(shown, shots):
     listed = page.locator(".finding")
     listed.first.wait_for()
     assert [text.split(" ")[0] for text in listed.all_inner_texts()] == ["nonfinite", "exploding", "dead"]
-    page.screenshot(path=shots / "findings.png")
+    shots(page, "findings.png")
     listed.nth(1).click()
     assert active(page) == "up" and "up" in labels(page)
     assert f"steps {WIDTH * (EXPLODES_FROM + 9)} to" in readout(page)
@@ -557,7 +556,7 @@ def test_no_accessibility_rule_is_broken(shown, shots, dark, width):
             page.get_by_text("Findings (3)").click()
             page.locator(".finding").first.wait_for()
         if is_tried(number, dark, width // 600):
-            settled(page).screenshot(path=shots / f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
+            shots(settled(page), f"series-{there}-{width}-{'dark' if dark else 'light'}.png")
             assert violations(page) == [], there
 
 
@@ -611,7 +610,7 @@ def test_the_theme_and_forced_colours_are_followed(shown, shots):
     page.wait_for_function("() => document.querySelector('.treeviz').shadowRoot.querySelector('.treeviz.dark')")
     assert all(sum(pixel(page, hatched, 0.995 - i / 200)[:3]) < 700 for i in range(4))
     page.emulate_media(forced_colors="active")
-    page.screenshot(path=shots / "forced.png")
+    shots(page, "forced.png")
 
 
 def test_all_rows_stay_where_a_host_hides_the_view_while_it_changes_its_theme(shown):
@@ -650,7 +649,7 @@ def test_on_paper_stand_the_strips_of_all_rows(shown, shots):
         )
         assert [place["y"] for place in beside[1:3]] == [beside[0]["y"]] * 2
         assert beside[2]["x"] == pytest.approx(beside[3]["x"], abs=1)
-    page.screenshot(path=shots / "print.png", full_page=True)
+    shots(page, "print.png", full_page=True)
     page.evaluate("() => dispatchEvent(new Event('afterprint'))")
     assert settled(page).locator(".row canvas").count() == 0
 
@@ -703,7 +702,7 @@ def test_the_detail_of_a_row_shows_how_its_values_were_distributed(open_page, sh
         }"""
     )
     assert lit[:3] == [10, 0, lit[3]] and lit[4] == 255
-    page.screenshot(path=shots / "distribution.png")
+    shots(page, "distribution.png")
     row(page, "q").click()
     settled(page)
     assert drawing.count() == 0

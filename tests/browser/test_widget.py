@@ -482,5 +482,5 @@ def test_nobody_is_left_out(explore, shots, width, dark):
     kernel.rest()
     kernel.page.locator(".log summary").click()
     settled(kernel.page)
-    kernel.page.screenshot(path=shots / f"explorer-{width}-{'dark' if dark else 'light'}.png")
+    shots(kernel.page, f"explorer-{width}-{'dark' if dark else 'light'}.png")
     assert violations(kernel.page) == []

@@ -149,7 +149,7 @@ def test_what_is_selected_is_seen_in_python(page, shots):
     rows(page, "embed").click()
     until(page, "one.value", "['embed']")
     assert python(page, "print(one.selected[0] is params['embed'], heard, one.logged)") == "True [\"['embed']\"] []"
-    page.screenshot(path=shots / "explore-light.png")
+    shots(page, "explore-light.png")
 
 
 def test_python_moves_the_view(page):
@@ -167,7 +167,7 @@ def test_python_says_on_demand_what_is_in_an_array_and_who_holds_it(page, shots)
     assert caption.inner_text() == "[0:10, 0:4] float32"
     pane.get_by_role("button", name="what keeps this in memory?").click()
     pane.get_by_text("params['embed']", exact=True).wait_for()
-    settled(page).screenshot(path=shots / "explore-details.png")
+    shots(settled(page), "explore-details.png")
     assert python(page, "print(params['embed']._npy_value, one.logged)") == "None []"
 
 
@@ -218,7 +218,7 @@ def test_the_explorer_reads_well_in_the_dark(page, shots):
                 .querySelector('.treeviz').classList.contains('dark') === is_dark""",
             arg="Dark" in theme,
         )
-        settled(page).screenshot(path=shots / f"explore-{theme.split()[1].lower()}.png")
+        shots(settled(page), f"explore-{theme.split()[1].lower()}.png")
         assert violations(page, "[data-treeviz-widget]") == []
 
 
@@ -243,7 +243,7 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     untrusted.locator(".jp-OutputArea details").first.wait_for()
     assert untrusted.get_by_role("tree").count() == 0, "a script ran in a notebook that nobody trusts"
     assert "embed" in untrusted.locator(".jp-OutputArea:has(details)").first.inner_text()
-    untrusted.screenshot(path=shots / "explore-untrusted.png")
+    shots(untrusted, "explore-untrusted.png")
     alone = open_alone("explore.ipynb", MODEL_NOT_FOUND, after_closing=lab.end_kernels)
     alone.get_by_text("Saved view. Run the cell to explore live.").first.wait_for()
     for message in alone.get_by_text("model not found").all():
@@ -251,7 +251,7 @@ def test_a_saved_notebook_holds_one_page_for_each_and_shows_it_when_nobody_trust
     alone.get_by_role("tree").first.wait_for()
     alone.get_by_role("searchbox").first.fill("embed")
     alone.get_by_text(re.compile("1 match|1 of 1")).first.wait_for()
-    alone.screenshot(path=shots / "explore-no-kernel.png")
+    shots(alone, "explore-no-kernel.png")
 
 
 def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(lab, chromium, shots):
@@ -269,7 +269,7 @@ def test_where_the_policy_forbids_blob_the_page_stands_and_says_why(lab, chromiu
     page.get_by_role("tree").wait_for()
     rows(settled(page), "embed").click()
     page.get_by_text("params['embed']").first.wait_for()
-    page.screenshot(path=shots / "explore-no-blob.png")
+    shots(page, "explore-no-blob.png")
     page.context.close()
     check(watch, NO_BLOB)
 
@@ -327,7 +327,7 @@ def test_when_the_kernel_is_restarted_explorers_stay_usable_and_say_so(crowd, sh
     page.get_by_role("tree").nth(20).locator("[aria-selected=true] .key", has_text="embed").wait_for()
     page.get_by_role("searchbox").nth(20).fill("layers/*/w")
     status.filter(has_text="3 matches").wait_for()
-    settled(page).screenshot(path=shots / "explore-restarted.png")
+    shots(settled(page), "explore-restarted.png")
     run_all_cells(page)
     assert errors_in_cells(page) == []
     rows(page, "embed", 20).click()
