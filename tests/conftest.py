@@ -289,6 +289,12 @@ def mlp():
     return init_mlp_params([1, 8, 8])
 
 
+@pytest.fixture
+def layer(mlp):
+    """The parameters of its first layer: where two layers say no more than one, half is compiled."""
+    return mlp[:1]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def patience():
     """What an explorer answers is whole, however slow the machine is."""

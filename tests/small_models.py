@@ -107,6 +107,3 @@ def residual() -> Model:
         return lax.scan(layer, x, params["layers"])[0] @ params["out"]
 
     return Model(params, apply, _normal(4, 8, 16) * 4, _normal(5, 8, 4))
-
-
-MODELS = {f.__name__: f for f in (mlp, convolution, transformer, recurrent, residual)}

@@ -100,7 +100,14 @@ def mlp_data(n=16):
 
 
 def copies(tree):
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
+    """By NumPy, where it has the dtype: of `x.copy()`, each shape is a program to compile."""
+
+    def copied(x):
+        if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+            return x.copy() if isinstance(x, jax.Array) else x
+        return jax.device_put(np.array(x), x.sharding if x.committed else None)
+
+    return jax.tree.map(copied, tree)
 
 
 def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:

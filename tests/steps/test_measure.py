@@ -85,18 +85,28 @@ def full(shape, value, dtype="float32") -> np.ndarray:
     return np.full(shape, value, jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+def not_all_finite(dtype: str) -> np.ndarray:
+    x = sample(dtype, (30, 20))
+    x[3, 4], x[5, 6:9], x[7, 1:3] = np.nan, np.inf, -np.inf
+    return np.abs(x) if dtype == "complex64" else x
+
+
 @precise
-def test_every_dtype_agrees_with_float64(dtype):
+def test_every_dtype_and_every_shape_agrees_with_float64_also_where_numbers_are_not_finite():
     shapes = [(40, 50), (300, 200), (20_000,), (1,), (1, 1), (3, 1, 7000)]
-    leaves = [sample(dtype, shape) for shape in shapes] + [sample(dtype, (3,))[2:].reshape(())]
+    leaves = [*(sample("float32", shape) for shape in shapes), sample("float32", (3,))[2:].reshape(())]
+    leaves += [sample(dtype, (300, 200)) for dtype in FLOATS[1:]]
+    leaves += [not_all_finite(dtype) for dtype in FLOATS if dtype != "float8_e4m3fn"]  # that has no infinity
     told = numbers(leaves, HISTOGRAM)
     for leaf, x in enumerate(leaves):
         assert_told(told, leaf, x)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [*(("float32", shape) for shape in [(), (1,), (1, 1), (2, 1)]), *((dtype, (1,)) for dtype in FLOATS[1:])],
+    ids=str,
+)
 def test_a_single_small_leaf_agrees_with_float64(dtype, shape):
     x = full(shape, -2, dtype)
     assert_told(numbers([x], LIGHT), 0, x)
@@ -146,13 +156,6 @@ def test_any_numbers_agree_with_float64(values):
         np.testing.assert_allclose(told["norm"][leaf], expected["norm"], rtol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64", "float8_e5m2"])
-def test_numbers_that_are_not_finite_are_counted_and_the_norm_is_that_of_the_others(dtype):
-    x = sample(dtype, (30, 20))
-    x[3, 4], x[5, 6:9], x[7, 1:3] = np.nan, np.inf, -np.inf
-    assert_told(numbers([x], HISTOGRAM), 0, np.abs(x) if dtype == "complex64" else x)
-
-
 def test_denormal_numbers_are_no_zeros():
     told = numbers([full(4, 1e-40), 0 * ones(4)])
     assert told["zeros"].tolist() == [0, 4]
@@ -163,8 +166,9 @@ def enable_x64():
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
-@pytest.mark.parametrize("shape", [(30, 40), (200, 300)], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e150, 1e-200, 1e300])
+@pytest.mark.parametrize(
+    ("scale", "shape"), [(1.0, (30, 40)), (1.0, (200, 300)), (1e150, (30, 40)), (1e-200, (200, 300)), (1e300, (30, 40))]
+)
 def test_float64_and_complex128_are_right_under_x64(scale, shape):
     rng = np.random.default_rng(0)
     with enable_x64():
@@ -232,7 +236,7 @@ def test_paths_are_those_of_the_walk_whatever_the_keys_are():
     rng = random.Random(0)
     texts = [{key: [1.0]} for key in ("a b", "a'b", 'a"b', "a\\b", "a\nb", "\u3164", "\u202e", "x" * 20_000, True, -1)]
     n_plain = 0
-    for tree in (*texts, *(random_tree(rng, 4) for _ in range(500))):
+    for tree in (*texts, *(random_tree(rng, 4) for _ in range(200))):
         paths = [printable(row.keystr) for row in walk(tree).leaves]
         try:
             n_leaves = len(jax.tree.leaves(tree))
@@ -241,7 +245,7 @@ def test_paths_are_those_of_the_walk_whatever_the_keys_are():
         if len(paths) == n_leaves:
             assert list(paths_in(tree)) == paths
             n_plain += all(path.isprintable() and "." not in path for path in paths)
-    assert n_plain > 100
+    assert n_plain > 40
 
 
 def test_it_works_in_jit_scan_vmap_grad_and_without_jit():
@@ -293,13 +297,19 @@ def mesh(*shape: int) -> Mesh:
     return Mesh(first_devices(int(np.prod(shape))).reshape(shape), ("a", "b")[: len(shape)])
 
 
-@pytest.mark.parametrize("is_cpu", [True, False])
-@pytest.mark.parametrize("spec", [P("a", "b"), P("b"), P(None, "a"), P()], ids=str)
-def test_sharded_arrays_are_measured_as_they_lie(spec, is_cpu, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu" if is_cpu else "gpu")
+@pytest.mark.parametrize(
+    ("spec", "backend", "statistics"),
+    [
+        *((P("a", "b"), "cpu", HISTOGRAM), (P("b"), "cpu", FULL), (P(None, "a"), "cpu", LIGHT), (P(), "cpu", FULL)),
+        *((P("a", "b"), "gpu", FULL), (P("b"), "gpu", LIGHT)),
+    ],
+    ids=lambda value: None if isinstance(value, tuple) and len(value) > 2 else str(value),
+)
+def test_sharded_arrays_are_measured_as_they_lie(spec, backend, statistics, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     place = NamedSharding(mesh(4, 2), spec)
     large, small = sample("float32", (400, 200)), sample("float32", (16, 8))
-    told = numbers([jax.device_put(x, place) for x in (large, small)], HISTOGRAM)
+    told = numbers([jax.device_put(x, place) for x in (large, small)], statistics)
     assert_told(told, 0, large)
     assert_told(told, 1, small)
 
@@ -319,14 +329,15 @@ def test_it_works_in_shard_map_and_in_explicit_meshes():
     explicit = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     with jax.set_mesh(explicit):
         leaves = [jax.device_put(x, P("a", "b")), jax.device_put(sample("float32", (16, 8)), P("b", "a")), small]
-        told = numbers(leaves, HISTOGRAM)
+        told = numbers(leaves)
     for leaf, array in enumerate(leaves):
         assert_told(told, leaf, array)
 
 
 @precise
 def test_what_is_made_for_accelerators_says_the_same(monkeypatch):
-    tree = [sample(dtype, shape) for dtype in FLOATS for shape in ((3,), (40, 50), (200, 100))]
+    tree = [sample("float32", shape) for shape in ((3,), (40, 50), (200, 100))]
+    tree += [sample(dtype, (40, 50)) for dtype in FLOATS[1:]]
     tree += [full(5, 1e20), np.array([1e-30, np.nan], np.float32)]
     expected = numbers(tree, HISTOGRAM)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -389,16 +400,19 @@ def test_parameters_are_the_same_to_the_bit_with_and_without_it():
 
 
 @pytest.mark.parametrize(
-    "sizes", [[16384, 128, 128, 1], [1, 8, 1023, 1024, 1025, 5000], [30000, *[32] * 60], [3] * 300]
+    ("sizes", "statistics"),
+    [
+        *(([16384, 128, 128, 1], LIGHT), ([1, 8, 1023, 1024, 1025, 5000], HISTOGRAM)),
+        *(([30000, *[32] * 20], LIGHT), ([3] * 40, HISTOGRAM)),
+    ],
 )
-def test_small_leaves_broken_into_rows_keep_their_numbers_apart(sizes):
+def test_small_leaves_broken_into_rows_keep_their_numbers_apart(sizes, statistics):
     rng = np.random.default_rng(0)
     leaves = [np.float32(rng.normal(size=n) * 10.0 ** rng.integers(-30, 30)) for n in sizes]
     leaves[-1][0], leaves[0][-1] = np.nan, -np.inf
-    for statistics in (LIGHT, HISTOGRAM):
-        told = numbers(leaves, statistics)
-        for i, x in enumerate(leaves):
-            assert_told(told, i, x)
+    told = numbers(leaves, statistics)
+    for i, x in enumerate(leaves):
+        assert_told(told, i, x)
 
 
 @pytest.mark.parametrize("shapes", [[(16, 8), (8,)], [(8,), (16, 8)], [(8,), (8,)], [(400, 200), (16, 8)]], ids=str)
