@@ -100,6 +100,9 @@ SLOWEST = [
     "test_budget.py",
 ]
 
+# Where a run compares its results with those of the plain step at call 16: elsewhere that would be compiled in vain.
+COMPARED = ["wild/test_steps.py", "steps/tracing/test_compare_once.py", "test_public_names.py"]
+
 LARGE = ("000 levels", "10,000 children", "2**40 paths", "200_000")  # in the names of cases
 
 
@@ -317,6 +320,17 @@ def nothing_unread():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Unread, "note", note)
         yield original
+
+
+@pytest.fixture(scope="module", autouse=True)
+def never_compared(request: pytest.FixtureRequest):
+    """A run of any length compiles no plain step, but in the files of `COMPARED`."""
+    from treeviz.steps.tracing import verify
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path not in [TESTS / name for name in COMPARED]:
+            patch.setattr(verify, "AT_CALL", 1 << 60)
+        yield
 
 
 @pytest.fixture

@@ -85,13 +85,14 @@ def test_a_softmax_that_is_saturated_in_nearly_all_steps_is_a_possibility():
 def test_a_softmax_that_is_nearly_saturated_vanishes_with_its_query_and_key_or_is_not_told(sharp, path):
     params = {f"layer{i}": {name: dense(i, 4, 4) for name in "kovq"} for i in range(3)}
 
-    def loss(params, x, y):
+    def loss(params, x, y, sharp):  # an argument, so that it is compiled once
         x = x.reshape(4, 4, 4)
         for i, layer in enumerate(params.values()):
             x = attention({**layer, "q": jax.tree.map(lambda w: w * (sharp if i == 1 else 1), layer["q"])}, x)
         return jnp.mean((x.sum((1, 2)) - y[:4, 0]) ** 2)
 
-    told = [found for found in findings(loss, params) if found.severity != "info"]
+    found = findings(loss, params, lambda step: (*batch(step), np.float32(sharp)))
+    told = [each for each in found if each.severity != "info"]
     assert [(found.kind, found.path, len(found.leaves)) for found in told] == ([("vanishing", path, 4)] if path else [])
 
 
@@ -224,10 +225,10 @@ def test_float16_that_has_nothing_below_its_smallest_number_underflows_and_is_no
     params = jax.tree.map(lambda x: (x * 0.7).astype(np.float16), stack(6))
     loss = mlp(jax.nn.sigmoid)
 
-    def in_float16(params, x, y):
-        return loss(params, x.astype(jnp.float16), y.astype(jnp.float16)) * jnp.float16(scale)
+    def in_float16(params, x, y, scale):
+        return loss(params, x.astype(jnp.float16), y.astype(jnp.float16)) * scale
 
-    found = findings(in_float16, params)
+    found = findings(in_float16, params, lambda step: (*batch(step), np.float16(scale)))
     assert "dead" not in {finding.kind for finding in found}
     assert [finding.kind for finding in found if "underflow" in finding.kind] == ["underflow"] * (scale < 1)
 
@@ -235,12 +236,14 @@ def test_float16_that_has_nothing_below_its_smallest_number_underflows_and_is_no
 @pytest.mark.parametrize("of_last", [1.0, 1e-3], ids=["all lose digits", "the last is zero"])
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 def test_gradients_of_float32_that_were_cast_to_float16_underflow_where_they_lose_their_digits(scale, of_last):
-    def in_float16(params, x, y):
+    def in_float16(params, x, y, scale, of_last):
         cast = jax.tree.map(lambda x: x.astype(jnp.float16).astype(x.dtype), params)
         hidden = jnp.tanh(apply(cast["l0"], x))
         return scale * (jnp.mean(hidden) + of_last * jnp.mean(apply(cast["out"], hidden)))
 
-    found = [each.kind for each in findings(in_float16, stack(1)) if each.severity != "info"]
+    factors = np.float32(scale), np.float32(of_last)
+    told = findings(in_float16, stack(1), lambda step: (*batch(step), *factors))
+    found = [each.kind for each in told if each.severity != "info"]
     assert found[:1] == ["underflow"] * (scale < 1) and "dead" not in found
 
 

@@ -119,7 +119,7 @@ def trained(run: Run) -> tv.GradientInspector:
 
     inspector = tv.GradientInspector()
     watched, params = inspector.watch(jax.jit(step)), jax.device_put(run.params)
-    state = run.tx.init(params)
+    state = jax.jit(run.tx.init)(params)
     for number in range(N_STEPS):
         params, state, _ = watched(params, state, *run.batch(number))
     return inspector
@@ -135,8 +135,9 @@ def test_what_begins_near_zero_or_is_solved_in_a_step_may_leave_its_first_values
     assert [found.sentence for found in trained(healthy()).findings if found.severity != "info"] == []
 
 
-@pytest.mark.parametrize("std", [1.0, 0.01], ids=["usual start", "small start"])
-@pytest.mark.parametrize("tx", [optax.adam(1.0), optax.adam(10.0)], ids=["rate 1", "rate 10"])
+@pytest.mark.parametrize(
+    ("std", "tx"), [(1.0, optax.adam(1.0)), (0.01, optax.adam(10.0))], ids=["usual start", "small start, rate 10"]
+)
 def test_a_network_whose_first_updates_make_it_another_one_is_told(std, tx):
     first = trained(network(std, tx)).findings[0]
     assert (first.kind, first.path, first.first) == ("ratio", "", 0)
