@@ -100,14 +100,24 @@ def mlp_data(n=16):
 
 
 def copies(tree):
-    """By NumPy, where it has the dtype: of `x.copy()`, each shape is a program to compile."""
+    """By NumPy, on a CPU and where it has the dtype: of `x.copy()`, each shape is a program to compile."""
 
     def copied(x):
-        if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-            return x.copy() if isinstance(x, jax.Array) else x
+        if not isinstance(x, jax.Array):
+            return x
+        if jax.default_backend() != "cpu" or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+            return x.copy()
         return jax.device_put(np.array(x), x.sharding if x.committed else None)
 
     return jax.tree.map(copied, tree)
+
+
+def with_numbers(tree):
+    """A tree of shapes with random numbers: of those of JAX, each shape is a program to compile."""
+    rng = np.random.default_rng(0)
+    is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)
+    fill = lambda x: rng.normal(size=x.shape).astype(x.dtype) / 2 if is_shape(x) else x
+    return jax.tree.map(lambda x: jax.device_put(fill(x)) if is_shape(x) else x, tree, is_leaf=is_shape)
 
 
 def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:

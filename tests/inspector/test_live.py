@@ -45,21 +45,21 @@ def test_a_panel_is_told_at_most_eight_times_a_second(run):
     assert 20 <= len(live.sent) <= 3 * 8
 
 
-@pytest.mark.parametrize("cost_s", [0.001, 0.01, 0.2])
-def test_telling_takes_no_more_than_its_share_of_the_time(run, cost_s):
+@pytest.mark.parametrize(("cost_s", "run_s"), [(0.001, 20), (0.01, 20), (0.2, 80)])
+def test_telling_takes_no_more_than_its_share_of_the_time(run, cost_s, run_s):
     live = run(cost_s=cost_s)
-    live.step(8_000, every_s=0.01)
+    live.step(100 * run_s, every_s=0.01)
     assert live.sent
-    assert cost_s * (len(live.sent) + 1) <= SHARE * 80 + cost_s
-    assert cost_s > 0.002 or len(live.sent) > 7.5 * 80 * 0.9, "what costs little is told often"
+    assert cost_s * (len(live.sent) + 1) <= SHARE * run_s + cost_s
+    assert cost_s > 0.002 or len(live.sent) > 7.5 * run_s * 0.9, "what costs little is told often"
 
 
 def test_panels_of_one_inspector_share_the_time(run):
     live = run(cost_s=0.01)
     other = live.inspector.explore()
     try:
-        live.step(10_000, every_s=0.01)
-        assert 0.01 * len(live.sent) <= SHARE * 100 / 2 + 0.01
+        live.step(4_000, every_s=0.01)
+        assert 0.01 * len(live.sent) <= SHARE * 40 / 2 + 0.01
     finally:
         other.close()
 
@@ -67,13 +67,13 @@ def test_panels_of_one_inspector_share_the_time(run):
 @pytest.mark.parametrize("every_s", [0.0005, 0.01, 0.3])
 def test_columns_say_what_was_measured_once_and_in_order(run, every_s):
     live = run()
-    live.step(1000, every_s=every_s, bad=None)
+    live.step(400, every_s=every_s, bad=None)
     live.step(10, every_s=every_s, bad=3)
     live.panel.send_updates()
     columns = live.columns()
     assert max(len(part["first"]) for part in columns) <= 16
     first, until, n, bad, latest, low, high = (np.concatenate([part[name] for part in columns]) for name in columns[0])
-    assert first[0] == 1 and until[-1] == 1009, "the first step was in the tree"
+    assert first[0] == 1 and until[-1] == 409, "the first step was in the tree"
     np.testing.assert_array_equal(first[1:], until[:-1] + 1)
     np.testing.assert_array_equal(n, until - first + 1)
     norms = np.array(live.norms, np.float32)

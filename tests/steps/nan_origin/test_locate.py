@@ -17,6 +17,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from several_devices import first_devices
+from watched import with_numbers
 
 from treeviz.steps.nan_origin.locate import CannotLocateNan, locate_nan, locate_nan_in
 from treeviz.steps.tracing.jax_private import transposes
@@ -338,7 +339,8 @@ def test_a_healthy_step_has_no_origin(loss, x):
 
 
 def test_infinities_of_an_attention_mask_are_no_origins_until_a_row_has_nothing_else():
-    q, mask = jax.random.normal(jax.random.key(0), (4, 3)), jnp.tril(jnp.ones((4, 4), bool))
+    q = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+    mask = jax.device_put(np.tril(np.ones((4, 4), bool)))
     assert locate_nan(attention, q, mask) is None
     origin = locate_nan(attention, q, mask.at[1].set(False))
     assert origin is not None
@@ -367,7 +369,7 @@ def test_a_nan_that_is_a_constant_is_the_origin_only_if_it_reaches_a_result():
 
 def test_an_equinox_step_gives_functions_too_and_has_an_origin():
     eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(4, 1, 8, 1, key=jax.random.key(0))
+    model = with_numbers(eqx.filter_eval_shape(lambda: eqx.nn.MLP(4, 1, 8, 1, key=jax.random.key(0))))
 
     @eqx.filter_jit
     def step(model, x):

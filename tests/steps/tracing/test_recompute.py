@@ -36,8 +36,8 @@ def tree_of(shape: tuple[int, ...], n: int, dtype: str) -> dict:
 @pytest.mark.parametrize(
     ("shape", "n", "dtype"),
     [
-        *(((32,), 3, "float32"), ((32,), 100, "float32"), ((), 20, "float32"), ((33, 5), 17, "bfloat16")),
-        *(((64, 64), 20, "float32"), ((64, 65), 20, "float32"), ((40,), 300, "float32"), ((2, 2), 16, "float16")),
+        *(((32,), 3, "float32"), ((32,), 40, "float32"), ((), 20, "float32"), ((33, 5), 17, "bfloat16")),
+        *(((64, 64), 17, "float32"), ((64, 65), 17, "float32"), ((40,), 140, "float32"), ((2, 2), 16, "float16")),
     ],
 )
 def test_leaves_of_one_shape_have_the_numbers_of_each_and_the_step_keeps_its_bits(monkeypatch, shape, n, dtype):
@@ -57,11 +57,11 @@ def test_leaves_of_one_shape_have_the_numbers_of_each_and_the_step_keeps_its_bit
 @pytest.mark.optimized
 def test_a_program_that_measures_many_leaves_of_one_shape_has_few_operations_more(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    params = {f"leaf{i}": jnp.ones(8) for i in range(256)} | {"other": jnp.ones(7)}
+    params = {f"leaf{i}": jnp.ones(8) for i in range(128)} | {"other": jnp.ones(7)}
     measured = instrumented(update.__wrapped__, jit_options(update), LIGHT)
     texts = [program.lower(params).as_text() for program in (update, measured)]
     n_products = [text.count("stablehlo.multiply") for text in texts]
-    assert n_products[0] > 256 and n_products[1] < n_products[0] + 20
+    assert n_products[0] > 128 and n_products[1] < n_products[0] + 20
 
 
 def test_what_nothing_depends_on_is_not_run_again():

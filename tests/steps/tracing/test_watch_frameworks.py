@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import same_bytes, watch
+from watched import copies, same_bytes, watch, with_numbers
 
 from treeviz.steps.tracing.watch import CannotWatch
 
@@ -25,9 +25,9 @@ x, y = jax.device_put((rng.normal(size=(9, 3)), rng.normal(size=(9, 2))))
 def test_an_equinox_step_shows_the_models_gradients(donate, seen):
     eqx = pytest.importorskip("equinox")
     optax = pytest.importorskip("optax")
-    model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
-    optimizer = optax.adam(1e-2)
-    start = model, optimizer.init(eqx.filter(model, eqx.is_array))
+    model = with_numbers(eqx.filter_eval_shape(lambda: eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))))
+    optimizer = optax.sgd(1e-2, momentum=0.9)
+    start = model, jax.jit(optimizer.init)(eqx.filter(model, eqx.is_array))
 
     def loss(model, x, y):
         return jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -40,9 +40,9 @@ def test_an_equinox_step_shows_the_models_gradients(donate, seen):
         return (eqx.apply_updates(model, updates), opt_state), value
 
     def fresh():
-        return jax.tree.map(lambda a: a.copy() if eqx.is_array(a) else a, (start, x, y))
+        return copies((start, x, y))
 
-    gradients = eqx.filter_grad(loss)(model, x, y)
+    gradients = eqx.filter_jit(eqx.filter_grad(loss))(model, x, y)
     watched = watch(step, seen)
     mine, yours = fresh(), fresh()
     after, expected = watched(*mine), step(*yours)
@@ -73,7 +73,7 @@ def test_an_equinox_steps_methods_stay(seen):
 def test_exact_leaves_an_equinox_step_as_it_is(seen):
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    gradient = eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(x) ** 2))
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(x) ** 2)))
 
     @eqx.filter_jit(donate="all-except-first")
     def step(x, model):
@@ -104,16 +104,27 @@ def nnx_model():
         def __call__(self, x):
             return self.last(nnx.relu(self.norm(self.first(x))))
 
-    return Model(nnx.Rngs(0))
+    state = with_numbers(nnx.state(model := nnx.eval_shape(lambda: Model(nnx.Rngs(0)))))
+    nnx.update(model, state)
+    return model
 
 
 def nnx_loss(model, x, y):
     return jnp.mean((model(x) - y) ** 2)
 
 
+def nnx_gradients(model, x, y):
+    from flax import nnx
+
+    return nnx.jit(nnx.grad(nnx_loss))(model, x, y)
+
+
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
-@pytest.mark.parametrize("options", [{}, {"graph": False}, {"donate_argnums": (0, 1)}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [({}, False), ({"graph": False}, False), ({"donate_argnums": (0, 1)}, False), ({"donate_argnums": (0, 1)}, True)],
+    ids=["graph", "tree", "donated", "exact"],
+)
 def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(options, exact, seen):
     nnx = pytest.importorskip("flax.nnx")
     optax = pytest.importorskip("optax")
@@ -125,10 +136,10 @@ def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(
         return value
 
     model, other = nnx_model(), nnx_model()
-    optimizers = [nnx.Optimizer(m, optax.adam(1e-2), wrt=nnx.Param) for m in (model, other)]
+    optimizers = [nnx.Optimizer(m, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param) for m in (model, other)]
     watched = watch(step, seen, exact=exact)
     for i in range(3):
-        gradients = nnx.grad(nnx_loss)(nnx.clone(model), x, y)
+        gradients = nnx_gradients(nnx.clone(model), x, y)
         mine, yours = watched(model, optimizers[0], x, y), step(other, optimizers[1], x, y)
         # A moment of the batch norm's scale differs in its last digit: XLA rounds where the gradient ends another way.
         states = [nnx.state(tree) for tree in (model, other, *optimizers)]
@@ -161,7 +172,7 @@ def test_a_step_with_a_cached_model_is_refused_with_the_order_that_works(seen):
             watch(nnx.cached_partial(step, model), seen)
         cached = nnx.cached_partial(watch(step, seen), model)
     for _ in range(2):
-        gradients = nnx.grad(nnx_loss)(nnx.clone(model), x, y)
+        gradients = nnx_gradients(nnx.clone(model), x, y)
         cached(x, y)
         np.testing.assert_allclose(
             seen.norms()[1:], [np.linalg.norm(g) for g in jax.tree.leaves(gradients)][1:], rtol=1e-4
@@ -174,7 +185,7 @@ def test_a_linen_train_state_shows_the_gradients_of_its_parameters(seen):
     from flax.training.train_state import TrainState
 
     model = linen.Dense(2)
-    params = model.init(jax.random.key(0), x)["params"]
+    params = {"bias": np.zeros(2, np.float32), "kernel": rng.normal(size=(3, 2)).astype(np.float32)}
     tx = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
 
     def loss(params, x, y):
@@ -185,12 +196,11 @@ def test_a_linen_train_state_shows_the_gradients_of_its_parameters(seen):
         (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, x, y)
         return state.apply_gradients(grads=gradients), value
 
-    mine, yours = (
-        TrainState.create(apply_fn=model.apply, params=jax.tree.map(jnp.copy, params), tx=tx) for _ in range(2)
-    )
+    mine, yours = (TrainState.create(apply_fn=model.apply, params=jax.device_put(params), tx=tx) for _ in range(2))
+    gradients_of = jax.jit(jax.grad(loss, has_aux=True))
     watched = watch(step, seen)
     for i in range(3):
-        gradients = jax.grad(loss, has_aux=True)(mine.params, x, y)[0]
+        gradients = gradients_of(mine.params, x, y)[0]
         mine, yours = watched(mine, x, y)[0], step(yours, x, y)[0]
         seen.check(gradients, at=i)
     assert same_bytes(mine, yours)

@@ -61,43 +61,43 @@ def scan_with_checkpoint(params):
         *(scan_over_batches, unrolled_scan, fori_loop, scan_in_a_jit_in_a_scan),
     ],
 )
-def test_a_loop_of_known_length_has_a_row_for_each_inner_step(loop, mlp, seen):
+def test_a_loop_of_known_length_has_a_row_for_each_inner_step(loop, layer, seen):
     step = jax.jit(loop)
     watched = watch(step, seen)
-    after = watched(mlp)
+    after = watched(layer)
     assert watched.trouble == ""
-    rows, _ = history(mlp, 4)
+    rows, _ = history(layer, 4)
     axes = watched.watches["grads"].axes
     assert {axis.kind for axis in axes} == {"step"}
     assert np.prod([axis.size for axis in axes]) == 4
     np.testing.assert_allclose(seen.norms().reshape(rows.shape), rows, rtol=5e-5)
     assert watched.watches["grads"].owner == "params"
-    assert same_bytes(after, step(mlp))
+    assert same_bytes(after, step(layer))
 
 
-def test_a_reversed_scan_has_its_rows_where_its_results_are(mlp, seen):
+def test_a_reversed_scan_has_its_rows_where_its_results_are(layer, seen):
     scales = jnp.arange(1.0, 5.0)
     step = jax.jit(lambda p: lax.scan(lambda p, s: (update_mlp(p, x, y * s), s), p, scales, reverse=True))
-    watch(step, seen)(mlp)
-    params, rows = mlp, {}
+    watch(step, seen)(layer)
+    params, rows = layer, {}
     for i in reversed(range(4)):
         rows[i] = true_norms(grads_of_loss(params, x, y * scales[i]))
         params = one_step(params, x, y * scales[i])
     np.testing.assert_allclose(seen.norms(), [rows[i] for i in range(4)], rtol=5e-5)
 
 
-def test_a_while_loop_shows_its_last_step(mlp, seen):
+def test_a_while_loop_shows_its_last_step(layer, seen):
     @jax.jit
     def step(params, n):
         return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, update_mlp(s[1], x, y)), (0, params))[1]
 
     watched = watch(step, seen)
-    after = watched(mlp, 3)
-    rows, _ = history(mlp, 3)
-    seen.check(grads_of_loss(one_step(one_step(mlp, x, y), x, y), x, y), rtol=5e-5)
+    after = watched(layer, 3)
+    rows, _ = history(layer, 3)
+    seen.check(grads_of_loss(one_step(one_step(layer, x, y), x, y), x, y), rtol=5e-5)
     np.testing.assert_allclose(seen.norms(), rows[-1], rtol=5e-5)
-    assert same_bytes(after, step(mlp, 3))
-    watched(mlp, 0)
+    assert same_bytes(after, step(layer, 3))
+    watched(layer, 0)
     assert np.isnan(seen.norms()).all()
     assert watched.notes == (
         "grads: of a while loop, whose number of steps is not known beforehand, only the last step is measured. "
@@ -105,17 +105,17 @@ def test_a_while_loop_shows_its_last_step(mlp, seen):
     )
 
 
-def test_a_while_loop_of_members_shows_the_last_step_of_each(mlp, seen):
+def test_a_while_loop_of_members_shows_the_last_step_of_each(layer, seen):
     @jax.jit
     @jax.vmap
     def step(n, scale):
-        params = jax.tree.map(lambda p: p * scale, mlp)
+        params = jax.tree.map(lambda p: p * scale, layer)
         return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, update_mlp(s[1], x, y)), (0, params))[1]
 
     arguments = np.array([3, 1]), np.array([1, 1.1], np.float32)
     after = watch(step, seen)(*arguments)
     rows = [
-        history(jax.tree.map(lambda p, scale=scale: p * scale, mlp), n)[0][-1]
+        history(jax.tree.map(lambda p, scale=scale: p * scale, layer), n)[0][-1]
         for n, scale in zip(*arguments, strict=True)
     ]
     np.testing.assert_allclose(seen.norms(), rows, rtol=5e-5)
@@ -123,7 +123,7 @@ def test_a_while_loop_of_members_shows_the_last_step_of_each(mlp, seen):
 
 
 @pytest.mark.optimized
-def test_accumulated_gradients_show_each_micro_batch(mlp, seen):
+def test_accumulated_gradients_show_each_micro_batch(layer, seen):
     micro = x.reshape(4, 4, 1), y.reshape(4, 4, 1)
 
     @jax.jit
@@ -135,15 +135,15 @@ def test_accumulated_gradients_show_each_micro_batch(mlp, seen):
         return jax.tree.map(lambda p, g: p - 0.01 * g / 4, params, total)
 
     watched = watch(step, seen)
-    after = watched(mlp, *micro)
-    rows = [true_norms(grads_of_loss(mlp, micro[0][i], micro[1][i])) for i in range(4)]
+    after = watched(layer, *micro)
+    rows = [true_norms(grads_of_loss(layer, micro[0][i], micro[1][i])) for i in range(4)]
     np.testing.assert_allclose(seen.norms(), rows, rtol=5e-5)
     assert watched.watches["grads"].owner == "params"
-    assert same_bytes(after, step(mlp, *micro))
+    assert same_bytes(after, step(layer, *micro))
 
 
-def test_an_ensemble_in_a_loop_has_rows_of_steps_and_members(mlp, seen):
-    ensemble = jax.tree.map(lambda p: jnp.stack([p, p * 0.5]), mlp)
+def test_an_ensemble_in_a_loop_has_rows_of_steps_and_members(layer, seen):
+    ensemble = jax.tree.map(lambda p: jnp.stack([p, p * 0.5]), layer)
     step = jax.jit(jax.vmap(scan))
     watched = watch(step, seen)
     after = watched(ensemble)
