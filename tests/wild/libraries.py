@@ -12,6 +12,7 @@ from wild.published import (
     cross_entropy,
     dense,
     images,
+    initialized,
     mlp,
     normal,
     published,
@@ -50,7 +51,7 @@ def jax_mnist_classifier() -> Published:
     def update(i, state, x, labels):
         return i + 1, opt_update(i, jax.grad(loss)(get_params(state), x, labels), state)
 
-    state = opt_init(init(jax.random.key(0), (-1, 64))[1])
+    state = jax.jit(opt_init)(initialized(lambda key: init(key, (-1, 64))[1], jax.random.key(0)))
     return Published(update, (0, state), images(), lambda _, s, *b: [jax.grad(loss)(get_params(s), *b)])
 
 
@@ -117,7 +118,7 @@ def flax_linen_mnist() -> Published:
         (value, logits), grads = jax.value_and_grad(loss, has_aux=True)(state.params, x, labels)
         return state.apply_gradients(grads=grads), value, jnp.mean(jnp.argmax(logits, -1) == labels)
 
-    params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 8, 8, 1)))["params"]
+    params = initialized(model.init, jax.random.key(0), jnp.ones((1, 8, 8, 1)))["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.05, 0.9))
     return Published(train_step, (state,), images(), lambda s, *b: [jax.grad(loss, has_aux=True)(s.params, *b)[0]])
 
@@ -137,7 +138,7 @@ def flax_resnet_with_batch_normalisation() -> Published:
 
     model, tx = ResNet(), optax.sgd(0.05, momentum=0.9, nesterov=True)
     params, stats = (
-        (variables := jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 8, 8, 1))))["params"],
+        (variables := initialized(model.init, jax.random.key(0), jnp.ones((1, 8, 8, 1))))["params"],
         variables["batch_stats"],
     )
 
@@ -176,7 +177,7 @@ def flax_language_model() -> Published:
     def loss(params, words):
         return cross_entropy(model.apply(params, words[:, :-1]), words[:, 1:])
 
-    params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 6), jnp.int32))
+    params = initialized(model.init, jax.random.key(0), jnp.ones((1, 6), jnp.int32))
     return trained(loss, params, tokens(), optax.adamw(1e-3, b2=0.98, weight_decay=0.1))
 
 
@@ -219,7 +220,8 @@ def flax_nnx_mnist() -> Published:
             x = nnx.avg_pool(nnx.relu(self.conv(x)), (2, 2), strides=(2, 2))
             return self.linear(x.reshape(x.shape[0], -1))
 
-    graph, params = nnx.split(CNN(nnx.Rngs(0)))
+    graph, params = nnx.split(nnx.eval_shape(lambda: CNN(nnx.Rngs(0))))
+    params = initialized(lambda: params)
 
     def loss(params, x, labels):
         return cross_entropy(nnx.merge(graph, params)(x), labels)
@@ -243,7 +245,9 @@ def optax_lookahead() -> Published:
         return optax.apply_updates(params, updates), state
 
     params = optax.LookaheadParams.init_synced(dense(8, 16, 1))
-    return Published(step, (params, tx.init(params)), regression(8), lambda p, _, *b: [jax.grad(loss)(p.fast, *b)])
+    return Published(
+        step, (params, jax.jit(tx.init)(params)), regression(8), lambda p, _, *b: [jax.grad(loss)(p.fast, *b)]
+    )
 
 
 @published("https://optax.readthedocs.io/en/latest/_collections/examples/adversarial_training.html")

@@ -12,6 +12,7 @@ from wild.published import (
     cross_entropy,
     dense,
     images,
+    initialized,
     mlp,
     normal,
     published,
@@ -98,14 +99,16 @@ def equinox_gan() -> Published:
     def batch(step):
         return normal(16, 4, seed=step) * 4, normal(16, 8, seed=100 + step) * 4 + 1
 
-    return Published(step, (critic, generator, tx.init(critic), tx.init(generator)), batch, apart)
+    return Published(
+        step, (critic, generator, *jax.jit(lambda *p: [*map(tx.init, p)])(critic, generator)), batch, apart
+    )
 
 
 @published("https://github.com/google-deepmind/dm-haiku/blob/main/examples/mnist.py")
 def haiku_mnist() -> Published:
     import haiku as hk
 
-    network = hk.without_apply_rng(hk.transform(lambda x: hk.Sequential([hk.Flatten(), hk.nets.MLP([16, 16, 4])])(x)))
+    network = hk.without_apply_rng(hk.transform(lambda x: hk.Sequential([hk.Flatten(), hk.nets.MLP([16, 4])])(x)))
     tx = optax.adam(1e-3)
 
     def loss(params, x, labels):
@@ -118,14 +121,14 @@ def haiku_mnist() -> Published:
         params = optax.apply_updates(params, updates)
         return params, optax.incremental_update(params, average, 0.001), state
 
-    params = jax.jit(network.init)(jax.random.key(0), images()(0)[0])
-    state = params, jax.tree.map(jnp.copy, params), tx.init(params)
+    params = initialized(network.init, jax.random.key(0), images()(0)[0])
+    state = params, params, jax.jit(tx.init)(params)
     return Published(update, state, images(), lambda p, _, __, *b: [jax.grad(loss)(p, *b)])
 
 
 @published("https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/td3_continuous_action_jax.py")
 def cleanrl_critic() -> Published:
-    critic = dense(10, 32, 32, 1)
+    critic = dense(10, 32, 1)
     tx = optax.adam(3e-4)
 
     def loss(critic, target, x, rewards, following):
@@ -142,7 +145,7 @@ def cleanrl_critic() -> Published:
         x = normal(32, 10, seed=step) * 5
         return x, np.tanh(x[:, 0]), normal(32, 10, seed=50 + step) * 5
 
-    state = critic, jax.tree.map(jnp.copy, critic), tx.init(critic)
+    state = critic, critic, jax.jit(tx.init)(critic)
     return Published(update, state, batch, lambda c, t, _, *b: [jax.grad(loss)(c, t, *b)])
 
 
@@ -189,7 +192,7 @@ def purejaxrl_epochs_in_a_scan() -> Published:
         return [jax.grad(loss)(params, x[24:], y[24:])]
 
     params = dense(8, 16, 1)
-    return Published(update, (params, tx.init(params)), regression(8), apart)
+    return Published(update, (params, jax.jit(tx.init)(params)), regression(8), apart)
 
 
 @published("https://github.com/google-deepmind/jraph/blob/master/jraph/examples/zacharys_karate_club.py")
@@ -253,7 +256,7 @@ def nano_gpt() -> Published:
     params = {
         "embed": normal(11, 16),
         "place": normal(6, 16),
-        "blocks": [block, jax.tree.map(lambda x: x + 0.01, block)],
+        "blocks": [block],
     }
     mask = np.tril(np.ones((6, 6), bool))
 

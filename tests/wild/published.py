@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,6 +47,19 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     """Numbers whose rows have the length 1, if there are two axes or more."""
     x = np.random.default_rng((seed, *shape)).normal(size=shape).astype(np.float32)
     return x / np.sqrt(shape[-2], dtype=np.float32) if len(shape) > 1 else x
+
+
+def initialized(init: Callable, *arguments: Any) -> Any:
+    """What `init` would give, of other numbers: by NumPy, since its program would be compiled for one call."""
+    shapes, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(init, *arguments))
+
+    def filled(path, shape, seed):
+        if len(shape.shape) > 1:
+            return normal(math.prod(shape.shape[:-1]), shape.shape[-1], seed=seed).reshape(shape.shape)
+        return np.full(shape.shape, "scale" in path or "var" in path, shape.dtype)
+
+    leaves = [filled(jax.tree_util.keystr(path), shape, seed) for seed, (path, shape) in enumerate(shapes)]
+    return jax.device_put(jax.tree.unflatten(treedef, leaves))
 
 
 def dense(*sizes: int) -> list[dict]:

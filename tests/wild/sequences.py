@@ -29,7 +29,6 @@ def s5_state_space_layers() -> Published:
     params = {
         "encoder": dense(3, width)[0],
         "layers_0": layer(10),
-        "layers_1": layer(20),
         "decoder": dense(width, 4)[0],
     }
 
@@ -47,8 +46,7 @@ def s5_state_space_layers() -> Published:
 
     def logits(params, x):
         x = x @ params["encoder"]["w"] + params["encoder"]["b"]
-        for name in ("layers_0", "layers_1"):
-            x = of_one(params[name], x)
+        x = of_one(params["layers_0"], x)
         return x.mean(0) @ params["decoder"]["w"] + params["decoder"]["b"]
 
     def loss(params, x, labels):
@@ -88,7 +86,7 @@ def cleanrl_c51() -> Published:
     """Q-learning of distributions over 11 returns, projected in a loop; one train state holds the target network."""
     n_atoms, n_actions, largest = 11, 3, 10.0
     atoms = np.linspace(-largest, largest, n_atoms, dtype=np.float32)
-    params, tx = dense(6, 32, 32, n_actions * n_atoms), optax.adam(2.5e-4, eps=0.01 / 32)
+    params, tx = dense(6, 32, n_actions * n_atoms), optax.adam(2.5e-4, eps=0.01 / 32)
 
     def distributions(params, x):
         return jax.nn.softmax(mlp(params, x).reshape(len(x), n_actions, n_atoms))
@@ -124,9 +122,8 @@ def cleanrl_c51() -> Published:
     def gradients(state, x, actions, *rest):
         return [jax.grad(loss)(state["params"], x, actions, aims_of(state["target_params"], *rest))]
 
-    target = jax.tree.map(jnp.copy, params)
     return Published(
-        update, ({"params": params, "target_params": target, "opt_state": tx.init(params)},), batch, gradients
+        update, ({"params": params, "target_params": params, "opt_state": jax.jit(tx.init)(params)},), batch, gradients
     )
 
 
@@ -135,7 +132,7 @@ def optax_schedule_free() -> Published:
     def loss(params, x, y):
         return squared(mlp(params, x), y)
 
-    return trained(loss, dense(8, 16, 16, 1), regression(8), optax.contrib.schedule_free_adamw(2e-3, warmup_steps=5))
+    return trained(loss, dense(8, 16, 1), regression(8), optax.contrib.schedule_free_adamw(2e-3, warmup_steps=5))
 
 
 @published("https://github.com/google-deepmind/nanodo")
@@ -156,7 +153,7 @@ def nanodo_decoder() -> Published:
 
     params = {
         "embed": normal(n_words, width, seed=1),
-        "blocks": [block(10), block(30)],
+        "blocks": [block(10)],
         "scale": np.ones(width, np.float32),
     }
     params["places"] = normal(8, width, seed=2)

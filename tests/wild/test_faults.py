@@ -136,6 +136,15 @@ def layer_2(name: str) -> str:
 
 @pytest.fixture(params=MODELS)
 def model(request) -> str:
+    """Each: where the place is that is named, or nothing else says that a library is read."""
+    return request.param
+
+
+BY_HAND = ["dictionary", "scanned_transformer"]
+
+
+@pytest.fixture(params=[*BY_HAND, "equinox"])
+def some_model(request) -> str:
     return request.param
 
 
@@ -144,8 +153,8 @@ def test_healthy_models_have_no_warning(model):
 
 
 @pytest.mark.parametrize("bad", [-1.0, 0.0], ids=["log of -1", "log of 0"])
-def test_a_bad_target_is_found_with_the_line_that_takes_its_logarithm(model, bad):
-    inspector = trained(model, bend=at_bad_step(lambda x, y: (x, np.full_like(y, bad))))
+def test_a_bad_target_is_found_with_the_line_that_takes_its_logarithm(some_model, bad):
+    inspector = trained(some_model, bend=at_bad_step(lambda x, y: (x, np.full_like(y, bad))))
     first = inspector.findings[0]
     assert (first.kind, first.first, first.severity) == ("nonfinite", BAD, "error")
     origin = inspector.locate_nan()
@@ -174,27 +183,27 @@ def test_a_dead_layer_is_named_before_those_that_it_cuts_off(model):
     assert first.kind == "dead" and layer_2(model) in first.path
 
 
-def test_a_dead_layer_is_named_before_those_behind_it_whose_biases_are_zero(model):
-    inspector = trained(model, change=lambda m: with_bias(m, -100, others=0))
+def test_a_dead_layer_is_named_before_those_behind_it_whose_biases_are_zero(some_model):
+    inspector = trained(some_model, change=lambda m: with_bias(m, -100, others=0))
     first = inspector.findings[0]
-    assert first.kind == "dead" and layer_2(model) in first.path
+    assert first.kind == "dead" and layer_2(some_model) in first.path
 
 
-def test_an_exploding_batch_is_one_finding_of_one_step(model):
-    inspector = trained(model, bend=at_bad_step(lambda x, y: (x * 300, y)), rate=1e-7)
+def test_an_exploding_batch_is_one_finding_of_one_step(some_model):
+    inspector = trained(some_model, bend=at_bad_step(lambda x, y: (x * 300, y)), rate=1e-7)
     # At such a rate a parameter hardly changes, which is told, too.
     (found,) = (x for x in inspector.findings if x.severity != "info" and x.kind not in ("frozen", "ratio"))
     assert (found.kind, found.first, found.until) == ("spike", BAD, BAD)
 
 
-def test_gradients_that_stay_large_from_a_step_on_explode(model):
-    inspector = trained(model, bend=lambda step, x, y: (x * (1000 if step >= BAD else 1), y), rate=1e-12)
+def test_gradients_that_stay_large_from_a_step_on_explode(some_model):
+    inspector = trained(some_model, bend=lambda step, x, y: (x * (1000 if step >= BAD else 1), y), rate=1e-12)
     first = inspector.findings[0]
     assert (first.kind, first.first) == ("exploding", BAD)
 
 
-def test_a_rate_that_is_far_too_large_diverges(model):
-    first = trained(model, rate=1e4).findings[0]
+def test_a_rate_that_is_far_too_large_diverges(some_model):
+    first = trained(some_model, rate=1e4).findings[0]
     assert first.kind == "nonfinite" and first.first > 0
 
 
@@ -219,7 +228,13 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+LIBRARIES = [name for name in MODELS if name not in BY_HAND]  # one of them for each fault
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [(name, fault) for number, fault in enumerate(PLANTED) for name in (*BY_HAND, LIBRARIES[number % len(LIBRARIES)])],
+)
 def test_a_planted_fault_of_each_kind_is_found_in_its_place_and_comes_first(model, fault):
     plant, rate, source, layer = PLANTED[fault]
     first, *others = trained(model, plant=plant, rate=rate).findings
