@@ -76,8 +76,9 @@ def test_whatever_the_optimizer_the_updates_are_what_it_adds(name, order, seen):
     def step(params, state, average):
         updates, state = tx.update(jax.grad(loss)(params, x, y), state, params)
         params = optax.apply_updates(params, updates)
-        average = optax.incremental_update(params, average, 0.1)
-        return (params, state, average) if order == "params first" else (average, state, params)
+        if order == "params first":
+            return params, state, average
+        return optax.incremental_update(params, average, 0.1), state, params
 
     step = jax.jit(step)
     params = jax.device_put({"w": rng.normal(size=(3, 2)), "b": np.ones(2)})
