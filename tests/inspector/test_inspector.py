@@ -98,7 +98,7 @@ def test_record_takes_what_measure_gave(layer):
 
 
 @pytest.mark.parametrize("door", ["watch", "record"])
-def test_the_inner_steps_of_a_scan_are_steps(door, layer):
+def test_the_steps_of_a_scan_are_inner_steps_of_its_call(door, layer):
     inspector = tv.GradientInspector()
 
     @jax.jit
@@ -115,7 +115,8 @@ def test_the_inner_steps_of_a_scan_are_steps(door, layer):
         params, measurement = step(params)
         if door == "record":
             inspector.record(measurement)
-    assert inspector.history.steps().tolist() == list(range(12))
+    grads = inspector.history.values()
+    assert grads.until.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and grads.inner[1].tolist() == [0, 1, 2, 3] * 3
     np.testing.assert_allclose(norms_in(inspector), norms_apart(layer, 12), rtol=2e-5)
 
 
@@ -430,7 +431,7 @@ def test_of_a_step_whose_inputs_are_gone_locate_nan_says_which_there_are():
         inspector.locate_nan(3)
 
 
-def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_steps():
+def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_calls():
     @jax.jit
     def five_updates(w, batches):
         def body(w, batch):
@@ -444,11 +445,12 @@ def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_step
         w = step(w, batches)
     origin = inspector.locate_nan()
     assert origin is not None
-    assert (origin.step, origin.iterations) == (13, (("scan", 3),))
-    assert origin.step == next(finding for finding in inspector.findings if finding.kind == "nonfinite").first
-    assert inspector.locate_nan(13) == inspector.locate_nan(14) == origin  # one call, run again as a whole
-    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept\. There are those of: 10 to 14\."):
-        inspector.locate_nan(3)
+    assert (origin.step, origin.iterations) == (2, (("scan", 3),))
+    found = next(finding for finding in inspector.findings if finding.kind == "nonfinite")
+    assert (found.first, found.first_inner) == (2, 3) and "at call 2, inner step 3." in found.sentence
+    assert inspector.locate_nan(2) == origin
+    with pytest.raises(LookupError, match=r"the inputs of step 1 are not kept\. There are those of: 2\."):
+        inspector.locate_nan(1)
 
 
 def test_from_a_step_that_was_given_a_nan_locate_nan_goes_back_to_the_one_that_made_it():

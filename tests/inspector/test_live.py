@@ -318,7 +318,7 @@ def test_steps_that_are_not_inspected_count():
     loop = inspector.watch(
         jax.jit(lambda p: jax.lax.scan(lambda p, _: (p - jax.grad(jnp.sum)(p), None), p, None, 4)[0])
     )
-    for step, n_calls, n_steps in ((update, 12, 12), (update, 1, 13), (loop, 5, 20)):
+    for step, n_calls, n_steps in ((update, 12, 12), (update, 1, 13), (loop, 5, 5)):
         widget = inspector.explore(total=n_steps)
         for _ in range(n_calls):
             step(jnp.ones(3))

@@ -58,9 +58,11 @@ def test_a_call_of_several_inner_steps_has_a_value_for_each_or_for_the_last():
         inspector.record(Measurement({"grads": rows}, [SOURCE], STATISTICS))
         inspector.record_scalars(loss=jnp.arange(3.0) + 3 * call, lr=call)
     history = inspector.history
-    assert history.steps().tolist() == history.scalars.values("loss").until.tolist() == [0, 1, 2, 3, 4, 5]
-    assert history.scalars.values("loss").latest.tolist() == [0, 1, 2, 3, 4, 5]
-    assert history.scalars.values("lr").until.tolist() == [2, 5]
+    loss, lr = (history.scalars.values(name) for name in ("loss", "lr"))
+    assert history.steps().tolist() == loss.until.tolist() == [0, 0, 0, 1, 1, 1]
+    assert history.values().inner[1].tolist() == loss.inner[1].tolist() == [0, 1, 2] * 2
+    assert loss.latest.tolist() == [0, 1, 2, 3, 4, 5] and loss.steps_text(4) == "call 1, inner step 1"
+    assert [lr.steps_text(entry) for entry in range(2)] == ["call 0", "call 1"], "one for the call"
 
 
 def test_no_device_is_waited_for_until_all_is_asked_for(monkeypatch):

@@ -50,7 +50,7 @@ def to_records(history: History, source: str) -> list[dict[str, Any]]:
 
 
 def to_frame(history: History, source: str) -> Frame:
-    """Return the columns "first_step", "step", "path" and each statistic; for scalars, one column per name."""
+    """Return the columns of steps, "path" and each statistic; for scalars, one column per name."""
     if source == SCALARS and SCALARS not in history.sources:
         timelines = {name: history.scalars.values(name) for name in history.scalars.tracks}
         entries, columns = _on_common_entries(
@@ -74,20 +74,25 @@ def to_frame(history: History, source: str) -> Frame:
     return _step_columns(entries, len(leaves)) | {"path": paths} | flat
 
 
-def _step_columns(entries: Sequence[tuple[int, int]], n: int) -> dict[str, Any]:
-    first, last = np.array(entries, np.int64).reshape(-1, 2).T
-    return {"first_step": np.repeat(first, n), "step": np.repeat(last, n)}
+def _step_columns(entries: Sequence[tuple[int, int, int, int]], n: int) -> dict[str, Any]:
+    first, last, first_inner, inner = (np.repeat(part, n) for part in np.array(entries, np.int64).reshape(-1, 4).T)
+    columns = {"first_step": first, "step": last}
+    if (inner >= 0).any():
+        inner_columns = {"first_inner": first_inner, "inner": inner}
+        columns |= {name: np.ma.array(column, mask=column < 0) for name, column in inner_columns.items()}
+    return columns
 
 
 def _on_common_entries(
     timelines: dict[str, tuple[Timeline, np.ndarray]],
-) -> tuple[list[tuple[int, int]], dict[str, np.ma.MaskedArray]]:
-    """Return the (first, last) steps of all timelines' entries, and each timeline's values there, [entries, …]."""
-    spans = {
-        name: list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True))
-        for name, (timeline, _) in timelines.items()
-    }
-    entries = sorted({entry for timeline_spans in spans.values() for entry in timeline_spans})
+) -> tuple[list[tuple[int, int, int, int]], dict[str, np.ma.MaskedArray]]:
+    """Return the spans of all timelines' entries, and each timeline's values there, [entries, …]."""
+    spans = {name: timeline.spans for name, (timeline, _) in timelines.items()}
+    # What a call has once comes after its inner steps.
+    entries = sorted(
+        {entry for timeline_spans in spans.values() for entry in timeline_spans},
+        key=lambda span: (span[0], span[2] < 0, span[2], span[1], span[3] < 0, span[3]),
+    )
     index = {entry: i for i, entry in enumerate(entries)}
     columns = {}
     for name, (_, values) in timelines.items():
@@ -301,8 +306,8 @@ class GradientInspector:
             the calls of this function are counted.
           batch: The ids of the examples, as integers of any shape, or a text, such as file names. The first 4,096 are
             kept; in a long run, those of the newest steps and of older steps where the first scalar is large.
-          **scalars: Numbers, or arrays with one element. An array [n], such as the losses of a `scan`, holds the values
-            of the last n steps.
+          **scalars: Numbers, or arrays with one element. An array [n] holds the values of the last n steps, or of the
+            inner steps of a call that loops, such as the losses of a `scan`.
 
         Raises:
           TypeError: A value is not a real number, or is a tracer; a batch is neither ids nor text.
@@ -448,6 +453,9 @@ class GradientInspector:
 
             pandas.DataFrame(inspector.to_records()).pivot(index="step", columns="path", values="norm")
 
+        A step is a call. If it has a loop inside, there is a dict for each inner step, such as a micro-batch, with its
+        number in "inner", from 0; `pivot(index=["step", "inner"], …)`. What a call has once is without "inner".
+
         Where older steps were merged, "first_step" is below "step", values are those of the last step, and counts are
         summed. "norm", "max_abs" and "mean" are NaN where a value of the leaf is NaN or infinite; a run that has such
         values also has "finite_norm" and so on, those of the finite values alone.
@@ -544,8 +552,10 @@ class GradientInspector:
 
         Names follow wandb.watch and TensorBoard, in sections: "grads norm/layers/0/w", "grads norm" of the whole tree,
         "grads max_abs", "grads nonfinite" (a count), "updates ratio/layers/0/w" (to params), and histograms
-        "grads log2/…" in the steps that measure them. Norms and "max_abs" are NaN if a value is not finite. If the
-        logger raises, one warning is logged; a slow logger delays no step.
+        "grads log2/…" in the steps that measure them. Norms and "max_abs" are NaN if a value is not finite. The x axis
+        is the step, which is a call: of one that loops, as over micro-batches, the numbers are those of its last inner
+        step, NaN if a value in any is not finite, and counts are sums over all. If the logger raises, one warning is
+        logged; a slow logger delays no step.
 
         Args:
           target: A `SummaryWriter` of tensorboardX, PyTorch or Flax, a `MetricWriter` of clu, a run of W&B, trackio,

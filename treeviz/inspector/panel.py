@@ -18,7 +18,7 @@ from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.recording.history import History, Timeline, Track, main_source, occurs_in
 from treeviz.steps.recording.recorder import Recorder, Ticker
-from treeviz.steps.series import as_float32, is_of_step, scalar_series, table_of_source
+from treeviz.steps.series import as_float32, is_of_step, position_of, scalar_series, table_of_source
 from treeviz.steps.statistics import StopTraining
 from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.tree.paths import follow, occurrence, parse_key, steps_of
@@ -168,7 +168,8 @@ class Buckets(NamedTuple):
     """Norms of all leaves in k consecutive time buckets.
 
     Attributes:
-      first, until, n: int64[k]: the first and the last step of each bucket, and its number of recorded steps.
+      first, until, n: int64[k]: the positions of the first and the last step of each bucket, see `InnerSteps`, and its
+        number of recorded steps.
       latest, low, high: float32[k, leaves]: the last, the least and the greatest norm in it.
       bad: bool[k, leaves]: whether it has a non-finite value.
     """
@@ -202,11 +203,13 @@ class NormUpdates:
 
     def __init__(self, history: History, source: str) -> None:
         self.source, self._history = source, weakref.ref(history)
+        self._numbering = history.numbering(source)
         self._n_sent = 0  # steps
 
     def is_of(self, history: History, source: str) -> bool:
         """Whether these are the norms of this source in this history object; a new run has another history."""
-        return self._history() is history and self.source == source
+        is_same = self._history() is history and self.source == source
+        return is_same and self._numbering == history.numbering(source)
 
     def skip(self, history: History) -> None:
         """Skip the steps so far, which the page already has."""
@@ -218,7 +221,7 @@ class NormUpdates:
         n = track.n_steps - self._n_sent
         if n <= 0:
             return None
-        steps = track.newest(n)
+        steps = track.newest(n, history.inner)
         self._n_sent += n
         return joined(steps, self._bad(history, steps, n), most)
 
@@ -231,7 +234,7 @@ class NormUpdates:
         bad = np.isinf(norms.high)
         if track is None:
             return bad
-        return bad | occurs_in(track.newest(n), norms)
+        return bad | occurs_in(track.newest(n, history.inner), norms)
 
 
 class FindingUpdates:
@@ -241,7 +244,7 @@ class FindingUpdates:
 
     Attributes:
       findings: The result of the last search.
-      marks: `[row, step, kind, text, severity]` of the findings in the main source, at most 50.
+      marks: `[row, position, kind, text, severity]` of the findings in the main source, at most 50.
 
     Args:
       name: The name of the tree.
@@ -270,7 +273,7 @@ class FindingUpdates:
         return [
             [
                 0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
-                finding.first,
+                position_of(finding, history),
                 finding.kind,
                 f"{finding.sentence} {finding.advice}"[:1000],
                 finding.severity,
@@ -321,8 +324,8 @@ def joined(steps: Timeline, bad: np.ndarray, most: int) -> Buckets:
     ends = np.append(starts[1:], len(steps.n)) - 1
     low, high, latest = merged(steps.low, steps.high, steps.latest, starts)
     return Buckets(
-        steps.first[starts],
-        steps.until[ends],
+        steps.begins[starts],
+        steps.ends[ends],
         np.add.reduceat(steps.n, starts),
         as_float32(latest),
         as_float32(low),
@@ -547,7 +550,7 @@ class RunMessages:
         buckets = self._norms.take(history)
         is_worse = False
         if buckets is not None:
-            self.progress.count(int(buckets.until.max()))
+            self.progress.count(history.inner.split(buckets.until.max())[0])
             n_bad = int(buckets.bad.any(axis=0).sum())
             is_worse, self._n_bad_leaves = n_bad > self._n_bad_leaves, max(n_bad, self._n_bad_leaves)
         has_new_findings = self._poll_findings(history, now=is_worse)

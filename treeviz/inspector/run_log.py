@@ -265,6 +265,8 @@ class NewSteps:
     def take_new(self, history: History) -> dict[int, Step]:
         """Return the steps since the last call, by number; where steps were merged, the last of each bucket.
 
+        Of a step with inner steps, such as micro-batches, these are the numbers of the last one, NaN if a value in any
+        is not finite, and the sums of counts.
         Each has norms and ratios of norms per leaf and of the whole tree, and the largest magnitude, NaN if a value is
         not finite; and the number of non-finite values. Costs a float and a name per leaf, statistic and step.
         """
@@ -275,18 +277,22 @@ class NewSteps:
         for source in history.sources:
             if result_kind(source):
                 continue
-            counts = {int(step): values for step, values in self._new(history, source, "nonfinite")}
-            for step, values in self._new(history, source, "norm"):
-                bad = np.maximum(counts.get(step, np.zeros(len(values), np.int64)), 0)
+            counts: dict[int, np.ndarray] = {}
+            for step, values in self._new(history, source, "nonfinite"):
+                counts[step] = counts.get(step, 0) + np.maximum(values, 0)
+            for step, values in dict(self._new(history, source, "norm")).items():
+                bad = counts.get(step, np.zeros(len(values), np.int64))
                 norms[source, step] = values = np.where(bad > 0, np.nan, values)
                 self._add_norms(steps, step, history, f"{source} norm", source, values)
                 steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
-            for step, values in self._new(history, source, "max_abs"):
+            for step, values in dict(self._new(history, source, "max_abs")).items():
                 numbers, is_bad = steps.setdefault(step, Step()).numbers, (counts.get(step, np.zeros(1)) > 0).any()
                 numbers[f"{source} max_abs"] = np.nan if is_bad else float(np.nanmax(values, initial=-np.inf))
             for step, values in self._new(history, source, "histogram"):
                 histograms = steps.setdefault(step, Step()).histograms
-                histograms |= {f"{source} log2/{path}": values[leaf] for leaf, path in self._leaves(history, source)}
+                for leaf, path in self._leaves(history, source):
+                    name = f"{source} log2/{path}"
+                    histograms[name] = histograms.get(name, 0) + values[leaf]
         for (source, step), values in norms.items():
             params = norms.get((sibling_name(source, "params"), step))
             if kind_of(source) == "updates" and params is not None and params.shape == values.shape:

@@ -16,7 +16,7 @@ from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.measure import Measurement
 from treeviz.steps.nan_origin.locate import KeptInputs
-from treeviz.steps.recording.decode import Arrived, ReadSteps, n_inner_steps, read
+from treeviz.steps.recording.decode import Arrived, ReadSteps, read
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.recorder import Recorder
 from treeviz.steps.statistics import section_of
@@ -104,7 +104,7 @@ class SampledParams:
         history = History(read_steps[0].sources, 1 << 20)
         for steps in read_steps:
             if steps.sources == read_steps[0].sources:
-                history.extend(steps.steps, steps.numbers)
+                history.extend(steps.steps, steps.numbers, steps.inner)
         return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
 
 
@@ -189,7 +189,7 @@ class Runs:
     def record_scalars(self, step: int | None, scalars: Mapping[str, Any], batch: Any) -> None:
         """Record scalars of a step; with None, of the last one that was called or recorded."""
         newest = max(self._newest_record, *(watched.newest for watched in self), self.first - 1)
-        is_call = step is None and newest >= self.first
+        is_call = newest >= self.first and step in (None, newest)
         if step is None:
             step = newest if is_call else next(self._numbers_of_scalars)
         self._recorder.take_scalars(step, scalars, batch, is_call=is_call)
@@ -199,8 +199,7 @@ class Runs:
         watched, every = self._watched_of(source), self._all_every()
         n_called = 0 if watched is None else watched.newest + 1
         n_inspected = n_called - min((n_called - 1) % n for n in every)
-        # The steps of an inner loop have their own numbers.
-        return (newest + 1) // n_inspected * n_called - 1 if n_called and not (newest + 1) % n_inspected else newest
+        return n_called - 1 if n_called and newest + 1 == n_inspected else newest
 
     def calls(self) -> Mapping[Watched, int]:
         """The number of the last call of each step."""
@@ -210,7 +209,6 @@ class Runs:
         """The number of the first step called after `before`; `first` is the source's first inspected step."""
         watched, every = self._watched_of(source), self._all_every()
         called = first if watched is None else before.get(watched, self.first - 1) + 1
-        # The steps of an inner loop have their own numbers.
         is_of_calls = first - min(every, default=0) < called <= first and any(first % n == 0 for n in every)
         return called if is_of_calls else first
 
@@ -296,10 +294,7 @@ class Runs:
             arrived = Arrived(measurement, number, watched.watches, suffix)
             self._recorder.take(arrived)
             if measurement.sampled_params is not None:
-                n_inner = n_inner_steps(arrived)
-                self.sampled.take(
-                    arrived._replace(measurement=measurement.sampled_params, step=(number + 1) * n_inner - 1)
-                )
+                self.sampled.take(arrived._replace(measurement=measurement.sampled_params))
 
         watched = watch(step, record, first=self.first, **options, **self._settings)
         definition = self._add(watched, begins)

@@ -13,7 +13,7 @@ from treeviz.inspector.views import MOST_PRINTED
 from treeviz.steps.recording.history import History, Timeline, occurs_in, source_named
 from treeviz.steps.series import MOST_BUCKETS, as_float32, rolled_norms, scalar_series, table_of_source
 from treeviz.steps.statistics import section_of, sibling_name
-from treeviz.tree.series import FindingMark, Series, thinned
+from treeviz.tree.series import FindingMark, InnerSteps, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import visible
 from treeviz.views.tree_view import TreeView
@@ -26,13 +26,17 @@ class Parting(NamedTuple):
     """The first step at which norms of two runs differ.
 
     Attributes:
-      step: The step, or the last of several that were merged.
+      step: The step, or the last of several that were merged; a step is a call.
+      entry: Its place among the compared entries.
+      when: "step 5"; "call 5, micro-batch 2".
       row: The leaf whose norms differ most, as a row of the view's table.
       norms: That leaf's norms in the first and the second run; NaN if some of its values are not finite.
       n_leaves: The number of leaves that differ at that step.
     """
 
     step: int
+    entry: int
+    when: str
     row: int
     norms: tuple[float, float]
     n_leaves: int
@@ -69,16 +73,16 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     common = [span for span in spans[0] if span in {*spans[1]}]
     if not common:
         raise ValueError(f"{names[0]} and {names[1]} have no step in common")
-    starts, stops = (np.array(part, np.int64) for part in zip(*common, strict=True))
+    compared = _Compared.of(common, first, other, sources[0])
     rows = table.measured
-    partings = [_parting(stops, rows, left, right, rtol) for rtol in (0.0, MUCH)]
-    series = [_ratio(table, rows, left, right, starts, stops, partings[0], names)]
+    partings = [_parting(compared, rows, left, right, rtol) for rtol in (0.0, MUCH)]
+    series = [_ratio(table, rows, left, right, compared, partings[0], names)]
     series += _ratio_of_updates(first, other, sources, counterparts, table, names)
     scalars, of_scalars, any_scalar_differs = _scalars(first, other, names)
     left_out = _left_out(first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names)
     is_equal = partings[0] is None and not left_out and not any_scalar_differs
     is_equal = is_equal and all(bool((np.isnan(line.values) | (line.values == 1)).all()) for line in series)
-    lines = _lines(table, partings, len(common), int(stops[-1]))
+    lines = _lines(table, partings, compared)
     table = table.with_columns(*size_columns(table))
     table = table.with_headline(
         *["the two runs are equal"] * is_equal,
@@ -88,10 +92,28 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), partings[0], is_equal)
 
 
+Span = tuple[int, int, int, int]  # the first and the last step of an entry, and their inner steps
+
+
+class _Compared(NamedTuple):
+    """The positions of the entries that both runs have, and how steps are numbered there."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+    numbering: InnerSteps
+
+    @classmethod
+    def of(cls, common: Sequence[Span], first: History, other: History, source: str) -> _Compared:
+        """Of entries that both runs have."""
+        numbering = first.numbering(source)._replace(n=max(first.inner.n, other.inner.n))
+        firsts, untils, inner_firsts, inner_untils = np.array(common, np.int64).T
+        return cls(numbering.position(firsts, inner_firsts), numbering.position(untils, inner_untils), numbering)
+
+
 def _aligned(first: History, other: History, sources: tuple[str, str], counterparts: list[int]):
-    """The (first, last) steps of all entries of each run; and the norms of the entries that both have."""
+    """The spans of all entries of each run; and the norms of the entries that both have."""
     runs = _norms(first, sources[0], list(range(len(counterparts)))), _norms(other, sources[1], counterparts)
-    spans = [list(zip(timeline.first.tolist(), timeline.until.tolist(), strict=True)) for timeline, _ in runs]
+    spans: list[list[Span]] = [timeline.spans for timeline, _ in runs]
     indices = [{span: i for i, span in enumerate(run_spans)} for run_spans in spans]
     common = [span for span in spans[0] if span in indices[1]]
     left, right = (norms[[at[span] for span in common]] for (_, norms), at in zip(runs, indices, strict=True))
@@ -114,8 +136,8 @@ def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, nam
         return []
     rows = table.measured
     by = tuple(rolled_norms(table, rows, np.where(np.isfinite(norms), norms, np.nan)) for norms in params[1:])
-    starts, stops = (np.array(part, np.int64) for part in zip(*common, strict=True))
-    series = _ratio(table, rows, left, right, starts, stops, None, names, "updates ÷ params", by)
+    compared = _Compared.of(common, first, other, kinds[0][0])
+    series = _ratio(table, rows, left, right, compared, None, names, "updates ÷ params", by)
     return [replace(series, name="updates.ratio")]
 
 
@@ -125,10 +147,13 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
     for name in [name for name in first.scalars.tracks if name in other.scalars.tracks]:
         shown = visible(name, _LONGEST_NAME)
         runs = [history.scalars.values(name) for history in (first, other)]
-        at = [dict(zip(run.until.tolist(), run.latest.tolist(), strict=True)) for run in runs]
-        apart = (step for step in at[0] if step in at[1] and not _is_same(at[0][step], at[1][step]))
-        step = min(apart, default=None)
-        text = "" if step is None else f"step {step:,}: {' and '.join(f'{values[step]:.6g}' for values in at)}"
+        at = [dict(zip(run.spans, run.latest.tolist(), strict=True)) for run in runs]
+        apart = (span for span in at[0] if span in at[1] and not _is_same(at[0][span], at[1][span]))
+        text = ""
+        if (span := min(apart, default=None)) is not None:
+            numbering = runs[0].numbering
+            when = numbering.text(numbering.position(span[1], span[3]))
+            text = f"{when}: {' and '.join(f'{values[span]:.6g}' for values in at)}"
         lines.append(f"{shown} parts at {text}" if text else f"{shown} does not differ")
         any_differs |= bool(text)
         for run, history in zip(names, (first, other), strict=True):
@@ -166,7 +191,7 @@ def _norms(history: History, source: str, leaves: list[int]) -> tuple[Timeline, 
     return timeline, norms[:, leaves]
 
 
-def _parting(stops: np.ndarray, rows: np.ndarray, left: np.ndarray, right: np.ndarray, rtol: float) -> Parting | None:
+def _parting(compared: _Compared, rows: np.ndarray, left: np.ndarray, right: np.ndarray, rtol: float) -> Parting | None:
     known = ~(np.isnan(left) | np.isnan(right))
     with np.errstate(invalid="ignore"):
         relative = np.abs(left - right) / np.maximum(np.maximum(left, right), np.finfo(np.float64).tiny)
@@ -175,12 +200,13 @@ def _parting(stops: np.ndarray, rows: np.ndarray, left: np.ndarray, right: np.nd
     steps = np.flatnonzero(differs.any(axis=1))
     if not len(steps):
         return None
-    step = int(steps[0])
-    leaf = int(np.argmax(relative[step]))
+    entry = int(steps[0])
+    leaf = int(np.argmax(relative[entry]))
     left_norm, right_norm = (
-        float(norms[step, leaf]) if np.isfinite(norms[step, leaf]) else np.nan for norms in (left, right)
+        float(norms[entry, leaf]) if np.isfinite(norms[entry, leaf]) else np.nan for norms in (left, right)
     )
-    return Parting(int(stops[step]), int(rows[leaf]), (left_norm, right_norm), int(differs[step].sum()))
+    step, when = compared.numbering.split(compared.stops[entry])[0], compared.numbering.text(compared.stops[entry])
+    return Parting(step, entry, when, int(rows[leaf]), (left_norm, right_norm), int(differs[entry].sum()))
 
 
 def _ratio(
@@ -188,14 +214,14 @@ def _ratio(
     rows: np.ndarray,
     left: np.ndarray,
     right: np.ndarray,
-    starts: np.ndarray,
-    stops: np.ndarray,
+    compared: _Compared,
     parting: Parting | None,
     names: tuple[str, str],
     what: str = "norm",
     by: Sequence[np.ndarray] = (),
 ) -> Series:
     """The norms of the second run relative to the first; each is divided by its norms in `by`, if these are given."""
+    starts, stops, inner = compared
     bad = np.zeros((len(table), len(stops)), bool)
     bad[rows] = (np.isinf(left) | np.isinf(right)).T
     known = ~(np.isnan(left) | np.isnan(right))  # a subtree sums what both have
@@ -215,22 +241,24 @@ def _ratio(
         as_float32(ratio),
         table.roll(bad, "any"),
         unit="ratio",
+        inner=inner,
     )
     if parting is not None:
-        mark = FindingMark(parting.row, int(np.searchsorted(stops, parting.step)), "parts", _sentence(table, parting))
+        mark = FindingMark(parting.row, parting.entry, "parts", _sentence(table, parting))
         series = replace(series, marks=(mark,))
     return thinned(series, MOST_BUCKETS)
 
 
-def _lines(table: TreeTable, partings: list[Parting | None], n_steps: int, last: int) -> list[str]:
+def _lines(table: TreeTable, partings: list[Parting | None], compared: _Compared) -> list[str]:
     any_bit, much = partings
-    lines = [f"{n_steps:,} {'step' if n_steps == 1 else 'steps'} compared, until step {last:,}"]
+    numbering, stops = compared.numbering, compared.stops
+    lines = [f"{numbering.count_text(len(stops))} compared, until {numbering.text(stops[-1])}"]
     if any_bit is None:
         return [*lines, "no norm differs"]
     lines.append("they part at " + _sentence(table, any_bit))
     if much is None:
         lines.append("no norm differs by more than 1 %")
-    elif much.step != any_bit.step or much.row != any_bit.row:
+    elif much.entry != any_bit.entry or much.row != any_bit.row:
         lines.append("more than 1 % at " + _sentence(table, much))
     return lines
 
@@ -239,7 +267,7 @@ def _sentence(table: TreeTable, parting: Parting) -> str:
     left, right = ("not finite" if np.isnan(norm) else f"{norm:.6g}" for norm in parting.norms)
     others = parting.n_leaves - 1
     others_text = f", and {others:,} other {'leaf' if others == 1 else 'leaves'}" if others else ""
-    return f"step {parting.step:,}: {table[parting.row].keystr or 'the root'}, norm {left} and {right}{others_text}"
+    return f"{parting.when}: {table[parting.row].keystr or 'the root'}, norm {left} and {right}{others_text}"
 
 
 def _left_out(
@@ -247,7 +275,7 @@ def _left_out(
     other: History,
     sources: tuple[str, str],
     n_common_leaves: int,
-    spans: list[list[tuple[int, int]]],
+    spans: list[list[Span]],
     n_common: int,
     names: tuple[str, str],
 ) -> list[str]:

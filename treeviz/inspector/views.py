@@ -70,15 +70,16 @@ def whole_view(
     """
     source = source_named(history, source)
     table = table_of_source(history, source, name)
-    step, numbers = history.last(source)
+    _, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})
     measured = (norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others)
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
     if findings and findings[0].severity == "info":
         summary += " for information"
-    n_steps = int(history.values(source, history.statistics(source)[0]).n.sum())
-    steps = f"{n_steps:,} step{'s' * (n_steps != 1)}", f"step {step:,}"
+    recorded = history.values(source, history.statistics(source)[0])
+    numbering = recorded.numbering
+    steps = numbering.count_text(int(recorded.n.sum())), numbering.text(recorded.ends[-1])
     trees = trees_in(history)
     tree_label = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     section_label = [f"another tree{section}" for section in section_of(source)[1:] if section]

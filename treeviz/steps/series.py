@@ -102,8 +102,12 @@ def gradient_series(
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = as_float32(numerator / np.where(denominator == 0, np.nan, denominator))
             values = _without_zeros(ratio, bad)
-            series.append(Series(f"{name}.ratio", title, norms.first, norms.until, values, bad, unit="ratio"))
-    return _with_marks(series, shown_findings, leaf_rows)
+            series.append(
+                Series(
+                    f"{name}.ratio", title, norms.begins, norms.ends, values, bad, unit="ratio", inner=norms.numbering
+                )
+            )
+    return _with_marks(series, shown_findings, leaf_rows, history)
 
 
 def _params_of(history: History, source: str) -> str:
@@ -112,6 +116,11 @@ def _params_of(history: History, source: str) -> str:
     params = history.sources.get(name)
     is_same = params is not None and params.sizes == tree.sizes and (kind_of(source) or params.paths == tree.paths)
     return name if is_same else ""
+
+
+def position_of(finding: Finding, history: History) -> int:
+    """The position of the first step of a finding; see `treeviz.tree.series.InnerSteps`."""
+    return int(history.inner.position(finding.first, -1 if finding.first_inner is None else finding.first_inner))
 
 
 def is_of_step(finding: Finding) -> bool:
@@ -135,11 +144,10 @@ def scalar_series(
             for values in (timeline.latest, timeline.low, timeline.high)
         )
         is_wide = np.nanmin(low, initial=np.inf) > 0 and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
-        scalar = Series(
-            name, name, timeline.first, timeline.until, latest, bad[None], low, high, log=bool(is_wide), unit="scalar"
-        )
+        steps, inner = (timeline.begins, timeline.ends), timeline.numbering
+        scalar = Series(name, name, *steps, latest, bad[None], low, high, bool(is_wide), unit="scalar", inner=inner)
         scalar_findings = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
-        series += _with_marks([scalar], scalar_findings, np.zeros(1, int))
+        series += _with_marks([scalar], scalar_findings, np.zeros(1, int), history)
     return tuple(series)
 
 
@@ -153,17 +161,21 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
     counts = np.zeros((len(table), len(recorded.until), N_BINS), np.int64)
     counts[table.measured] = np.moveaxis(np.maximum(recorded.total, 0), 0, 1)
     name, title = f"{source}.histogram", f"magnitudes of {title_of(source)}"
-    return (Histograms(name, title, recorded.first, recorded.until, table.roll(counts, "sum"), _EDGES),)
+    counts, steps = table.roll(counts, "sum"), (recorded.begins, recorded.ends)
+    return (Histograms(name, title, *steps, counts, _EDGES, recorded.numbering),)
 
 
-def _with_marks(series: list[Series], findings: list[Finding], leaf_rows: np.ndarray) -> tuple[Series, ...]:
+def _with_marks(
+    series: list[Series], findings: list[Finding], leaf_rows: np.ndarray, history: History
+) -> tuple[Series, ...]:
     marks: list[list[FindingMark]] = [[] for _ in series]
     names = [row_series.name for row_series in series]
     for finding in findings:
         ratio = f"{finding.source}.ratio" if finding.kind in ("ratio", "frozen") else ""
         i = names.index(ratio) if ratio in names else 0
         row = 0 if finding.leaf < 0 or is_of_step(finding) else int(leaf_rows[finding.leaf])
-        bucket = min(int(np.searchsorted(series[i].last_steps, finding.first)), len(series[i].last_steps) - 1)
+        bucket = int(np.searchsorted(series[i].last_steps, position_of(finding, history)))
+        bucket = min(bucket, len(series[i].last_steps) - 1)
         marks[i].append(
             FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)
         )
@@ -183,7 +195,8 @@ def _norm_series(
     assert latest is not None
     low, high = (None if part is None else _without_zeros(part, bad) for part in (low, high))
     latest = _without_zeros(latest, bad)
-    return Series(name, title, norm.first, norm.until, latest, bad, low, high, unit="L2 norm")
+    steps = norm.begins, norm.ends
+    return Series(name, title, *steps, latest, bad, low, high, unit="L2 norm", inner=norm.numbering)
 
 
 def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:

@@ -67,7 +67,8 @@ def to_json(view: View) -> str:
 
         name, title, unit       "grads.norm", "grads norm", "L2 norm"
         log                     whether its scale is logarithmic
-        first_steps, last_steps the range of steps that each place in the lists of values covers
+        first_steps, last_steps the range of steps that each place in the lists of values covers; a step is a call
+        first_inner, last_inner in a run whose calls have inner steps, such as micro-batches: those of the range, from 0
         values                  [[...], ...], a list for each row: the last value in each range, or null
         low, high               the same for the lowest and highest value; null if every range is a single step
         nonfinite               [[...], ...]: for each row, the places where a number in or below it was NaN or
@@ -183,7 +184,7 @@ def _written(table: TreeTable, column: Column) -> list[str]:
 
 def _series(series: Series) -> str:
     head = {name: getattr(series, name) for name in ("name", "title", "unit", "log")}
-    head |= {name: getattr(series, name).tolist() for name in ("first_steps", "last_steps")}
+    head |= {name: part.tolist() for name, part in _steps_of(series, "first_steps", "last_steps", "last_inner").items()}
     marks = [
         {"row": int(row), "place": int(place), "kind": kind, "text": text} for row, place, kind, text, _ in series.marks
     ]
@@ -341,13 +342,22 @@ def to_frame(view: View, series: str | None = None) -> Frame:
     chosen = known[series]
     n_rows, n_steps = chosen.values.shape
     low, high = (chosen.values if bound is None else bound for bound in (chosen.low, chosen.high))
+    steps = _steps_of(chosen, "first_step", "step", "inner")
     return {
-        "first_step": np.repeat(chosen.first_steps, n_rows),
-        "step": np.repeat(chosen.last_steps, n_rows),
+        **{name: np.repeat(part, n_rows) for name, part in steps.items()},
         "path": Labels(np.tile(np.arange(n_rows), n_steps), [row.keystr for row in view.table]),
         **{name: part.T.ravel() for name, part in {"value": chosen.values, "low": low, "high": high}.items()},
         "nonfinite": chosen.bad.T.ravel(),
     }
+
+
+def _steps_of(series: Series, first: str, last: str, last_inner: str) -> dict[str, np.ndarray]:
+    """The steps of the columns of a series, by these names, and their inner steps if it has some."""
+    n = series.inner.n
+    columns = {first: series.first_steps // n, last: series.last_steps // n}
+    if series.inner.noun and n > 1:
+        columns |= {"first_inner": series.first_steps % n, last_inner: series.last_steps % n}
+    return columns
 
 
 def _record_values(table: Any, column: Any) -> list[Any]:

@@ -98,7 +98,7 @@ def test_parameters_that_no_update_changes_are_found_after_32_steps_and_not_thos
     still = dict.fromkeys(range(32), np.inf)
     (found,) = train(32, rate=still)
     assert (found.kind, found.severity, found.path, found.first, found.until) == ("frozen", "warning", "", 0, 31)
-    assert found.sentence == "All parameters got no update from step 0 to 31, though there is a gradient."
+    assert found.sentence == "All parameters got no update in steps 0 to 31, though there is a gradient."
     assert train(31, rate=still) == [] and list(inspector.history.sources) == ["grads"]
     assert train(33, rate=still) == []
 

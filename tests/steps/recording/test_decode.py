@@ -105,20 +105,19 @@ def test_a_step_that_failed_takes_no_other_with_it():
 
 def test_rows_hold_every_leaf_and_say_what_is_not_finite():
     (steps,) = read([Arrived(jax.jit(lambda t: measure(grads=t))(TREE), 7)])
-    assert steps.steps == steps.calls == [7] and steps.suffix == ""
+    assert (steps.steps, steps.inner, steps.suffix) == ([7], [-1], "")
     assert steps.bad_sources == {"grads"} and steps.bad_steps == {7}
     np.testing.assert_allclose(steps.numbers["grads"]["norm"], [[5, 1, np.nan]], rtol=1e-6)
     assert steps.numbers["grads"]["nonfinite"].tolist() == [[0, 1, -1]]
 
 
-def test_what_is_measured_once_in_a_loop_belongs_to_its_last_step():
+def test_what_is_measured_once_in_a_loop_belongs_to_the_call():
     inner = jax.vmap(lambda k: measure(grads={"x": k * jnp.ones(4)}))(jnp.arange(1.0, 4.0))
     once = measure(params={"x": jnp.ones(4)})
     both = Measurement({**inner.packed, **once.packed}, [*inner.sources, *once.sources], LIGHT)
     first, last = read([Arrived(both, 2)])
-    assert ([*first.steps], [*last.steps], [*first.calls, *last.calls]) == ([6, 7], [8], [2, 2, 2])
-    norms = [each.numbers["grads"]["norm"][:, 0].tolist() for each in (first, last)]
-    assert norms == [[2, 4], [6]]
+    assert (first.steps, first.inner, last.steps, last.inner) == ([2, 2, 2], [0, 1, 2], [2], [-1])
+    assert first.numbers["grads"]["norm"][:, 0].tolist() == [2, 4, 6]
     assert "params" not in first.numbers and last.numbers["params"]["norm"].tolist() == [[2]]
 
 
@@ -187,7 +186,7 @@ def test_inputs_of_a_step_that_told_nothing_make_room():
     for number in range(5):
         kept.keep(("", number), lambda number=number: Inputs(print, number, (), {}), lambda: None)
     assert len(kept) == 2
-    kept.seen(("", 4), [4], [4])
+    kept.seen(("", 4), True)
     assert kept.bad is not None and kept.bad.number == 4 and len(kept) == 0
     kept.keep(("", 5), pytest.fail, pytest.fail)  # the first bad one is what is looked for
 
@@ -206,7 +205,7 @@ def test_a_tap_in_a_scan_over_layers_has_a_row_for_each_and_makes_no_steps(n_mic
     arrived = [Arrived(Measurement(packed, sources, LIGHT), step, watches) for step in (4, 5)]
     (steps,) = read(arrived)
     n = int(np.prod(n_micro))
-    assert list(steps.steps) == list(range(4 * n, 6 * n)) and list(steps.calls) == sorted([4, 5] * n)
+    assert steps.steps == sorted([4, 5] * n) and steps.inner == ([0, 1] * 2 if n_micro else [-1] * 2)
     act = next(source for source in steps.sources if source.name == "act")
     is_joined = n_layers > MOST_SCANNED
     assert act.paths == (("",) if is_joined else ("[0]", "[1]", "[2]"))

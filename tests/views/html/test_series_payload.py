@@ -154,10 +154,10 @@ def test_the_front_end_of_series_is_a_module_as_the_other():
 
 def test_a_script_without_the_modules_for_series_leaves_pages_with_series_alone():
     table = layers()
-    assert 'data-treeviz="6"' in fragment(View(table, []))
-    assert 'data-treeviz="6 values"' in fragment(View(table, [], values={1: ""}))
-    assert 'data-treeviz="6 values"' in treeviz.render([np.ones(2)], stats=True).html()
-    assert 'data-treeviz="6 series"' in fragment(View(table, [], series=run(table)))
+    assert 'data-treeviz="7"' in fragment(View(table, []))
+    assert 'data-treeviz="7 values"' in fragment(View(table, [], values={1: ""}))
+    assert 'data-treeviz="7 values"' in treeviz.render([np.ones(2)], stats=True).html()
+    assert 'data-treeviz="7 series"' in fragment(View(table, [], series=run(table)))
 
 
 # Text

@@ -290,7 +290,7 @@ def _join_similar(tree: Searched, runs: Iterable[list[int]]) -> list[list[int]]:
 
 def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) -> Finding:
     """The finding about leaves that are zero from entry `start` on; the first leaf is the cause."""
-    first = int(tree.norm.first[start])
+    first = int(tree.norm.begins[start])
     n_zero = int(_steps_with_numbers(tree)[start:, run[0]].sum())
     path = tree.path(run[0])
     if (largest := _near_float16_limit(tree, run)) is not None:
@@ -301,7 +301,7 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
             SCALE_THE_LOSS, tuple(run), times,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
-    zero = f"zero from step {first} on" if start else "always zero"
+    zero = f"zero from {tree.numbering.text(first)} on" if start else "always zero"
     if (branch_found := dead_branch(tree, run)) is not None:
         n = len(run)
         what = "" if n == len(branch_found.paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "

@@ -90,15 +90,26 @@ def findings(
     all_findings = [finding for check in checks for tree in trees for finding in check(tree)]
     all_findings += scalar_findings(history, thresholds)
     causes = [item for item in all_findings if item.kind in _CAUSES or norms.JUMP in dict(item.numbers)]
+    apart = {id(item): history.numbering(item.source, item.path).apart for item in all_findings}
     reported = [
-        item for item in all_findings if item.kind in wanted and not any(_is_caused_by(item, cause) for cause in causes)
+        item
+        for item in all_findings
+        if item.kind in wanted and not any(_is_caused_by(item, cause, apart[id(cause)]) for cause in causes)
     ]
-    reported = [with_batch(item, history) for item in _joined_spikes(reported)]
+    reported = _joined_spikes(reported, apart)
     gradient_identities = {_identity(item, history) for item in reported if kind_of(item.source) == "grads"}
-    return sorted(
+    ordered = sorted(
         (item for item in reported if kind_of(item.source) or _identity(item, history) not in gradient_identities),
         key=_sort_key,
     )
+    return [with_batch(_with_steps(item, history), history) for item in ordered]
+
+
+def _with_steps(finding: Finding, history: History) -> Finding:
+    """The finding with steps in place of their positions, which the checks compare."""
+    numbering = history.numbering(finding.source, finding.path)
+    (first, first_inner), (until, until_inner) = map(numbering.split, (finding.first, finding.until))
+    return replace(finding, first=first, until=until, first_inner=first_inner, until_inner=until_inner)
 
 
 def _identity(finding: Finding, history: History) -> tuple:
@@ -107,10 +118,10 @@ def _identity(finding: Finding, history: History) -> tuple:
     return finding.kind, finding.path, finding.first, size
 
 
-def _is_caused_by(finding: Finding, cause: Finding) -> bool:
-    """Whether `cause` explains the finding: NaN explains everything after it, others explain spikes."""
+def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
+    """Whether `cause`, whose steps are `apart`, explains the finding: NaN all that follows, others explain spikes."""
     if cause.kind == "ratio":  # a learning rate that jumped
-        return finding.kind == "spike" and 0 <= finding.first - cause.first <= _SOON
+        return finding.kind == "spike" and 0 <= finding.first - cause.first <= _SOON * apart
     if SCALARS in (finding.source, cause.source):  # a recorded loss is an effect, never a cause
         is_spread = cause.kind == "nonfinite" and cause.source != SCALARS and finding.kind != "spike"
         is_spread &= cause.severity != "info"
@@ -133,13 +144,18 @@ def _is_caused_by(finding: Finding, cause: Finding) -> bool:
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
 
 
-def _joined_spikes(found: list[Finding]) -> list[Finding]:
-    """The findings, with one spike for each event: that of gradients, which says what else jumped with it."""
+def _joined_spikes(found: list[Finding], apart: Mapping[int, int]) -> list[Finding]:
+    """The findings, with one spike for each event: that of gradients, which says what else jumped with it.
+
+    Args:
+      apart: How far apart the positions of the steps of each finding are, by its `id`.
+    """
     spikes = [item for item in found if item.kind == "spike"]
     spikes.sort(key=lambda item: (kind_of(item.source) != "grads", -item.times))
     joined: dict[int, Finding] = {}  # by the number in `spikes` of the first of an event
     for i, item in enumerate(spikes):
-        main = next((at for at, other in joined.items() if _is_same_event(other, item)), i)
+        own = apart[id(item)]
+        main = next((at for at, other in joined.items() if _is_same_event(other, item, apart[id(spikes[at])], own)), i)
         is_scalar = item.source == SCALARS
         value = digits_text(dict(item.numbers)["value" if is_scalar else "norm"])
         also = f"The {item.path if is_scalar else f'norm of {item.source}{item.path}'} jumped to {value}, too."
@@ -147,10 +163,10 @@ def _joined_spikes(found: list[Finding]) -> list[Finding]:
     return [item for item in found if item.kind != "spike"] + [*joined.values()]
 
 
-def _is_same_event(main: Finding, other: Finding) -> bool:
+def _is_same_event(main: Finding, other: Finding, main_apart: int, other_apart: int) -> bool:
     """Whether a spike begins with another, or within its few steps."""
-    until = main.until if main.until - main.first <= _FEW else main.first
-    return main.first - 1 <= other.first <= until + 1
+    until = main.until if main.until - main.first <= _FEW * main_apart else main.first
+    return main.first - main_apart <= other.first <= until + other_apart
 
 
 def _sort_key(finding: Finding) -> tuple[int, int, float, int]:

@@ -19,6 +19,7 @@ from treeviz.tree.layers import is_below
 from treeviz.tree.paths import paths_without_boxes, table_of_paths
 from treeviz.tree.query.find import on_path
 from treeviz.tree.runtime import computed_once
+from treeviz.tree.series import InnerSteps
 from treeviz.tree.text import number_text
 
 SCALARS = "scalars"  # the source of findings about scalars that the user records
@@ -48,7 +49,7 @@ class Finding:
       source: The name of the tree: "grads", "updates", "loss result"; "scalars" for scalars from `record_scalars`.
       path: The key path of the leaf that is the cause or the worst; "" for the whole tree. For a scalar, its name.
       leaf: The index of that leaf in JAX's order; -1 for the whole tree.
-      first, until: The first and the last step of the finding.
+      first, until: The first and the last step of the finding; a step is a call.
       numbers: The evidence, as (name, value) pairs.
       sentence: What happened.
       advice: What to try.
@@ -56,6 +57,8 @@ class Finding:
       times: The factor by which the threshold is exceeded.
       rank: `findings` sorts by it.
       severity: "error", "warning", or "info" if nothing is wrong; views color the finding by it.
+      first_inner, until_inner: The inner steps of `first` and `until`, such as micro-batches, counted from 0; None if
+        the call has no loop, or the finding is about what it has once.
     """
 
     kind: str
@@ -71,6 +74,8 @@ class Finding:
     times: float = 1.0
     rank: Rank = Rank.UNUSUAL
     severity: Literal["error", "warning", "info"] = "warning"
+    first_inner: int | None = None
+    until_inner: int | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.sentence} {self.advice}"
@@ -185,14 +190,24 @@ class Searched:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first and the last step."""
-        return int(self.norm.first[0]), int(self.norm.until[-1])
+        """The positions of the first and the last step."""
+        return int(self.norm.begins[0]), int(self.norm.ends[-1])
+
+    @property
+    def numbering(self) -> InnerSteps:
+        return self.norm.numbering
+
+    @property
+    def n_spanned(self) -> int:
+        """The number of steps from the first to the last, also of those that were not inspected."""
+        first, until = self.span
+        return (until - first) // self.numbering.apart + 1
 
     @property
     def has_enough_steps(self) -> bool:
         """Whether at least `fewest_steps` steps were measured, or a few steps that span as many."""
         fewest = self.thresholds.fewest_steps
-        is_spread = self.n_steps >= FEWEST_LOOKS and self.span[1] - self.span[0] >= fewest
+        is_spread = self.n_steps >= FEWEST_LOOKS and self.n_spanned > fewest
         return self.n_steps >= fewest or is_spread
 
     @computed_once

@@ -28,7 +28,7 @@ from treeviz.steps.findings.finding import (
 )
 from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
-from treeviz.steps.recording.history import Batch, History, occurs_in
+from treeviz.steps.recording.history import Batch, History, Timeline, occurs_in
 from treeviz.steps.statistics import kind_of, result_kind, sibling_name
 from treeviz.tree.text import visible
 
@@ -47,12 +47,12 @@ class SkippedSteps:
 
     Attributes:
       n_steps: Number of such steps. The total number of steps is not stored, since it would change the text each step.
-      since: The first step after them; None if the newest steps are among them.
+      since: The first step after them, "step 12"; empty if the newest steps are among them.
       is_meant: The loss is scaled by a number that the step computes or receives.
     """
 
     n_steps: int
-    since: int | None
+    since: str
     is_meant: bool
 
     @property
@@ -60,7 +60,7 @@ class SkippedSteps:
         """The sentences after the one about the first of these steps."""
         total = f" {self.n_steps} steps are affected in total." if self.n_steps > 1 else ""
         suffix = "" if self.is_meant else ": the update seems to have been skipped"
-        return total + (f" From step {self.since} on all are finite again{suffix}." if self.since is not None else "")
+        return total + (f" From {self.since} on all are finite again{suffix}." if self.since else "")
 
 
 def skipped_steps(tree: Searched) -> SkippedSteps | None:
@@ -73,12 +73,14 @@ def skipped_steps(tree: Searched) -> SkippedSteps | None:
     timeline, is_meant = tree.history.values(tree.name, "nonfinite"), any(tree.source.unscaled)
     is_bad = np.asarray((timeline.high > 0).any(axis=1))
     last = int(np.flatnonzero(is_bad)[-1])
-    is_followed = last + 1 < len(is_bad)
+    # The gradients of all micro-batches of a call make one update.
+    starts = timeline.first if timeline.numbering.noun == "micro-batch" else np.arange(len(is_bad))
+    after = np.flatnonzero(starts > starts[last])
     n_newest = int(timeline.n[np.flatnonzero(~is_bad).max(initial=-1) + 1 :].sum())
-    if not is_followed and (not is_meant or n_newest > MOST_IN_A_ROW):
+    if not after.size and (not is_meant or n_newest > MOST_IN_A_ROW):
         return None
-    first_after = int(timeline.first[last + 1]) if is_followed else None
-    return SkippedSteps(int(timeline.n[is_bad].sum()), first_after, is_meant)
+    since = timeline.numbering.text(timeline.begins[after[0]]) if after.size else ""
+    return SkippedSteps(int(timeline.n[is_bad].sum()), since, is_meant)
 
 
 # The operation that a NaN comes from, where the inputs of its step are kept.
@@ -92,7 +94,7 @@ def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
     Runs that step again, once, as `locate_nan` does.
     """
     bad = kept.bad if kept is not None else None
-    first = [x for x in found if bad and (x.kind, x.severity, x.first) == ("nonfinite", "error", bad.reported_step)]
+    first = [x for x in found if bad and (x.kind, x.severity, x.first) == ("nonfinite", "error", bad.number)]
     if kept is None or not first or jax.process_count() > 1:  # all processes would have to run it
         return found
     try:
@@ -128,9 +130,9 @@ def _scalar_not_finite(history: History, name: str) -> Iterator[Finding]:
     entries = np.flatnonzero(bad)
     if not entries.size:
         return
-    first, until, is_loss = int(line.first[entries[0]]), int(line.until[entries[-1]]), bool(_LOSS.search(name))
+    first, until, is_loss = int(line.begins[entries[0]]), int(line.ends[entries[-1]]), bool(_LOSS.search(name))
     is_lasting = entries.size > 1 and bad[entries[0] :].all()
-    when = f"step {first}" if line.n[entries[0]] == 1 else f"steps {first} to {line.until[entries[0]]}"
+    when = line.steps_text(entries[0])
     rest = ", and in all since" if is_lasting else f", and in {entries.size - 1} later ones" if entries.size > 1 else ""
     yield Finding(
         "nonfinite" if is_loss else "result", SCALARS, name, -1, first, until, (("steps", float(entries.size)),),
@@ -161,16 +163,16 @@ def _scalar_jumps(history: History, name: str, thresholds: Thresholds) -> Iterat
     events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
     for event in events if len(events) <= _MOST_EVENTS else [entries]:
         top = int(event[jumps[event].argmax()])
-        step, times = int(line.first[top]), 10 ** float(jumps[top])
+        step, times = int(line.begins[top]), 10 ** float(jumps[top])
         usual = f", {factor_text(times)}× its median before" if is_positive else " from a median of "
         if not is_positive:
             usual += f"{digits_text(np.nanmedian(line.high[max(top - 50, 0) : top]))}"
         rest = f". It jumped at {len(event)} steps in all" if len(event) > 1 else ""
-        first, until = int(line.first[event[0]]), int(line.until[event[-1]])
+        first, until = int(line.begins[event[0]]), int(line.ends[event[-1]])
         numbers = (("value", float(line.high[top])), ("times", times), ("steps", float(len(event))))
         yield Finding(
             "spike", SCALARS, name, -1, step if len(event) == 1 else first, until, numbers,
-            f"The {name} jumped to {digits_text(line.high[top])} at step {step}{usual}{rest}.",
+            f"The {name} jumped to {digits_text(line.high[top])} at {line.numbering.text(step)}{usual}{rest}.",
             "Look at the examples of that batch, and at the learning rate; clipping by the global norm bounds what one "
             "batch can do.",
             times=times / thresholds.loss_spike,
@@ -220,8 +222,8 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     affected_first = np.flatnonzero(bad[entry])
     leaf = int(affected_first[np.argmax(tree.positions[affected_first])])
     affected = sorted(map(int, np.flatnonzero(bad.any(axis=0))), key=lambda i: (not bad[entry, i], -tree.positions[i]))
-    first, until = int(timeline.first[entry]), int(timeline.until[entries[-1]])
-    when = f"at step {first}" if timeline.n[entry] == 1 else f"between steps {first} and {timeline.until[entry]}"
+    first, until = int(timeline.begins[entry]), int(timeline.ends[entries[-1]])
+    when = _when(timeline, entry)
     is_everywhere = _is_everywhere(tree, affected_first)
     if is_everywhere:
         n = int(timeline.high[entry, affected_first].sum())
@@ -276,6 +278,12 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     )
 
 
+def _when(timeline: Timeline, entry: int) -> str:
+    """ "at step 3", "between steps 3 and 7"."""
+    first, until = int(timeline.begins[entry]), int(timeline.ends[entry])
+    return f"{'at' if first == until else 'between'} {timeline.numbering.span_text(first, until, 'and')}"
+
+
 def _is_everywhere(tree: Searched, affected: np.ndarray) -> bool:
     """Whether NaN appears before any parameter's gradient: in the leaf that is used last, and in most others."""
     active = np.union1d(affected, np.flatnonzero((tree.norm.high > 0).any(axis=0)))
@@ -288,7 +296,7 @@ def _is_everywhere(tree: Searched, affected: np.ndarray) -> bool:
 
 def had_diverged(tree: Searched, first: int) -> tuple[str, str, tuple[tuple[str, float], ...]]:
     """The sentence, the advice and the `GROWN` number if the norm grew before the first NaN; else empty."""
-    entries_before = np.flatnonzero(tree.norm.until < first)
+    entries_before = np.flatnonzero(tree.norm.ends < first)
     root = np.sqrt(np.nansum(tree.norm.high[entries_before] ** 2, axis=1))
     if not len(root):
         return "", "", ()
@@ -298,11 +306,11 @@ def had_diverged(tree: Searched, first: int) -> tuple[str, str, tuple[tuple[str,
     is_growing = len(root) - start <= _BEFORE or root[-_BEFORE:].max() > _DIVERGED * lately
     if not usual or start == len(root) or not is_growing:
         return "", "", ()
-    step = int(tree.norm.first[entries_before[start]])
+    step = tree.numbering.text(tree.norm.begins[entries_before[start]])
     times = root[start:].max() / usual
     return (
-        f" The training diverged: the norm had grown {factor_text(times)} times since step {step}.",
-        f"Look at the batch of step {step}; a lower learning rate or clipping may be what is missing.",
+        f" The training diverged: the norm had grown {factor_text(times)} times since {step}.",
+        f"Look at the batch of {step}; a lower learning rate or clipping may be what is missing.",
         ((GROWN, float(times)),),
     )
 
@@ -318,8 +326,8 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     is_still = ~((tree.norm.high > 0) | has_bad).any(axis=0)
     (first, until), n_steps = tree.span, tree.n_steps
     when = f"in {n_steps} steps"
-    if n_steps <= until - first:  # steps that were not inspected may have changed it
-        when = f"from step {first} to {until}, looked at {n_steps} times"
+    if n_steps < tree.n_spanned:  # steps that were not inspected may have changed it
+        when = f"in {tree.numbering.span_text(first, until)}, of which {n_steps} were inspected"
         params = tree.history.values(sibling_name(tree.name, "params"), "finite_norm")
         is_still &= len(params.n) > 0 and params.low.min(axis=0) == params.high.max(axis=0)
     has_gradient = tree.is_trained
@@ -363,7 +371,7 @@ def _no_update(tree: Searched, leaves, dtypes, is_all: bool, span: tuple[int, in
         (("steps", n_steps), ("leaves", len(leaves)), *([(ROUNDED, float(len(leaves)))] if is_rounded else [])),
         f"{subject} got no update {when}, though there is a gradient{rounding if is_rounded else ''}.",
         KEEP_FLOAT32 if is_rounded else NO_UPDATE,
-        tuple(leaves), (span[1] - span[0] + 1) / tree.thresholds.fewest_steps,
+        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS if is_all else Rank.LEAF_ENDS,
     )  # fmt: skip
 
@@ -464,7 +472,7 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
         worst = sorted(typical, key=typical.__getitem__)
         part, path = typical[worst[0]], tree.path(worst[0])
         yield Finding(
-            "underflow", tree.name, path, worst[0], int(ratio.first[0]), int(ratio.until[-1]), (("ratio", part),),
+            "underflow", tree.name, path, worst[0], int(ratio.begins[0]), int(ratio.ends[-1]), (("ratio", part),),
             f"The updates of {params_name}{path}{and_others(worst)} are {part:.1e} of it or little more, and most are "
             "lost when it is rounded to bfloat16.",
             KEEP_FLOAT32,
@@ -516,16 +524,16 @@ def _first_nonfinite(tree: Searched) -> _NonFinite | None:
     entry = entries[0]
     leaves = np.flatnonzero(timeline.high[entry]).tolist()
     has_nan = tree.history.values(tree.name, "nan").high[entry, leaves].any()
-    first, until = int(timeline.first[entry]), int(timeline.until[entries[-1]])
+    first, until = int(timeline.begins[entry]), int(timeline.ends[entries[-1]])
     n_steps = int(timeline.n[entries].sum())
     grads = _gradients(tree)
     return _NonFinite(
         leaves, [tree.path(leaf) for leaf in leaves], int(timeline.high[entry, leaves].sum()),
         "NaN" if has_nan else "infinite",
-        f"at step {first}" if timeline.n[entry] == 1 else f"between steps {first} and {timeline.until[entry]}",
+        _when(timeline, entry),
         first, until, n_steps,
-        any((gradient.norm.first < first).any() for gradient in grads),
-        all(gradient.norm.n[gradient.norm.until >= first].sum() <= n_steps for gradient in grads),
+        any((gradient.norm.begins < first).any() for gradient in grads),
+        all(g.norm.n[g.norm.ends >= first].sum() * g.numbering.apart <= n_steps * g.numbering.n for g in grads),
         grads[0] if grads else None,
     )  # fmt: skip
 
@@ -590,7 +598,7 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
         return  # found in all updates
     zeros = tree.history.values(tree.name, "zeros")
     # If not every step was inspected, the others may have changed the parameters.
-    judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.span[1] - g.span[0] + 1]
+    judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.n_spanned]
     alive = [
         g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g) & g.is_trained).tolist()
     ]
@@ -603,11 +611,11 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     ]
     if not leaves:
         return
-    first, until = judged[0].span[0], int(zeros.until[-1])
+    first, until = judged[0].span[0], int(zeros.ends[-1])
     is_all = len(leaves) == len(paths) == sum(len(g.source.paths) for g in judged)
     dtypes = [tree.source.dtypes[leaf] for leaf in leaves]
-    when = f"from step {first} to {until}"
-    found = _no_update(tree, leaves, dtypes, is_all, (first, until), until - first + 1, when)
+    when = f"in {zeros.numbering.span_text(first, until)}"
+    found = _no_update(tree, leaves, dtypes, is_all, (first, until), judged[0].n_steps, when)
     is_measured = any(kind_of(name) == "updates" for name in tree.history.sources)
     yield found if is_measured else replace(found, advice=f"{found.advice} {_SMALL}")
 

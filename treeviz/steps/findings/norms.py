@@ -49,12 +49,13 @@ def exploding(tree: Searched) -> Iterator[Finding]:
     usual, last = float(np.median(earlier)), float(np.min(root[-RECENT:]))
     if not last > tree.thresholds.exploding * usual:
         return
-    first = int(timeline.first[np.flatnonzero(root <= tree.thresholds.exploding * usual)[-1] + 1])
+    first = int(timeline.begins[np.flatnonzero(root <= tree.thresholds.exploding * usual)[-1] + 1])
+    since = tree.numbering.text(first)
     leaf = int(np.nanargmax(timeline.latest[-1]))
     yield Finding(
-        "exploding", name, tree.path(leaf), leaf, first, int(timeline.until[-1]),
+        "exploding", name, tree.path(leaf), leaf, first, int(timeline.ends[-1]),
         (("norm", last), ("median before", usual)),
-        f"The norm of {name} has stayed above {digits_text(last)} since step {first}, {factor_text(last / usual)}× its "
+        f"The norm of {name} has stayed above {digits_text(last)} since {since}, {factor_text(last / usual)}× its "
         f"median of {digits_text(usual)}; the largest part is {name}{tree.path(leaf)}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
@@ -151,7 +152,7 @@ def _lost_in_rounding(tree: Searched, typical: np.ndarray) -> tuple[np.ndarray, 
 def unchanged(grads: Searched) -> np.ndarray:
     """bool[leaves]: whether a small parameter, which is inspected in every step, still has its first value."""
     paths, is_same = grads.source.paths, np.zeros(len(grads.source.paths), bool)
-    if not grads.n_steps or grads.n_steps != grads.span[1] - grads.span[0] + 1:
+    if not grads.n_steps or grads.n_steps != grads.n_spanned:
         return is_same  # steps that were not inspected may have changed it
     for name, source in grads.history.sources.items():
         zeros = grads.history.values(name, "zeros").latest if result_kind(name) == "unchanged" else []
@@ -240,7 +241,7 @@ def _leap_finding(tree: Searched, moves: np.ndarray) -> Finding | None:
     """The first updates moved most parameters by several times their norm, so their initialisation is lost."""
     params_name = sibling_name(tree.name, "params")
     params, sizes = tree.history.values(params_name, "finite_norm"), np.array(tree.source.sizes)
-    is_first = params.first - params.first[0] < tree.thresholds.fewest_steps
+    is_first = (params.begins - params.begins[0]) // params.numbering.apart < tree.thresholds.fewest_steps
     norm = params.latest[is_first]
     distance = np.maximum(tree.norm.latest[is_first], norm - norm[0])
     is_nonzero = moves & (norm[0] > 0)  # the others start at zero
@@ -252,8 +253,8 @@ def _leap_finding(tree: Searched, moves: np.ndarray) -> Finding | None:
     if not is_leap.any():
         return None
     entry = np.argmax(is_leap)
-    first, until, ratio = int(params.first[0]), int(params.until[entry]), float(times[entry])
-    when = f"in step {first}" if first == until else f"from step {first} to {until}"
+    first, until, ratio = int(params.begins[0]), int(params.ends[entry]), float(times[entry])
+    when = f"in {params.numbering.span_text(first, until)}"
     return Finding(
         "ratio", tree.name, "", -1, first, until, (("ratio", ratio),),
         f"The updates moved {params_name} by {digits_text(ratio)} times their norm {when}; 1e-3 in a step is usual.",
@@ -269,7 +270,7 @@ def _gradients_stay_large(updates: Searched) -> bool:
     if name not in updates.history.sources:
         return True
     norm, fewest = updates.history.values(name, "finite_norm"), updates.thresholds.fewest_steps
-    since = norm.first - norm.first[0]
+    since = (norm.begins - norm.begins[0]) // norm.numbering.apart
     root = np.sqrt(np.nansum(norm.high[since < fewest] ** 2, axis=1))
     falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
     return bool(since[-1] >= fewest - 1 and not falls)
@@ -329,7 +330,7 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         )
         path_moves = path or ("" if is_moving.all() else ", as far as it moves,")
         yield Finding(
-            "ratio", tree.name, path, leaves[0], int(ratios.first[rest][0]), int(ratios.until[-1]), (("ratio", value),),
+            "ratio", tree.name, path, leaves[0], int(ratios.begins[rest][0]), int(ratios.ends[-1]), (("ratio", value),),
             f"An update changes {params_name}{path_moves} by {value:.1e} of its norm; about 1e-3 is usual.{others}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
             "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
@@ -353,13 +354,14 @@ def _entries_until_still(updates: Searched) -> int:
     n = int(np.flatnonzero(np.append(np.inf, ratios) > _NO_UPDATE)[-1])
     is_long = (
         len(ratios) - n > 1
-        and last - updates.norm.first[min(n, len(ratios) - 1)] >= updates.thresholds.fewest_steps - 1
+        and (last - updates.norm.begins[min(n, len(ratios) - 1)]) // updates.numbering.apart
+        >= updates.thresholds.fewest_steps - 1
     )
     if not n or not is_long or np.median(ratios[:n]) < _SMALLEST_REGIME:
         return len(ratios)
     if "norm" in updates.history.statistics(grads):
         norms = updates.history.values(grads, "finite_norm")
-        is_alive = (norms.high[norms.first >= updates.norm.first[n]] > 0).any(axis=1)
+        is_alive = (norms.high[norms.begins >= updates.norm.begins[n]] > 0).any(axis=1)
         return n if is_alive.mean() > 0.5 else len(ratios)
     return n
 
@@ -369,12 +371,13 @@ def stopped(updates: Searched) -> Iterator[Finding]:
     n = _entries_until_still(updates)
     if n == len(updates.norm.n):
         return
-    first, until = int(updates.norm.first[n]), updates.span[1]
+    first, n_still = int(updates.norm.begins[n]), int(updates.norm.n[n:].sum())
+    since = updates.numbering.text(first)
     yield Finding(
-        "frozen", updates.name, "", -1, first, until, (("steps", float(updates.norm.n[n:].sum())),),
-        f"No update changed {sibling_name(updates.name, 'params')} since step {first}, though there is a gradient.",
+        "frozen", updates.name, "", -1, first, updates.span[1], (("steps", float(n_still)),),
+        f"No update changed {sibling_name(updates.name, 'params')} since {since}, though there is a gradient.",
         "Compare the length of the learning rate's schedule with that of the run.",
-        (), (until - first + 1) / updates.thresholds.fewest_steps,
+        (), ((updates.span[1] - first) // updates.numbering.apart + 1) / updates.thresholds.fewest_steps,
         rank=Rank.TRAINING_ENDS,
     )  # fmt: skip
 
@@ -382,7 +385,7 @@ def stopped(updates: Searched) -> Iterator[Finding]:
 def _rate_jumps(updates: Searched) -> Iterator[Finding]:
     """The first jump of updates relative to parameters while gradients do not: a learning rate, or a lost state."""
     norm, grads = updates.norm, sibling_name(updates.name, "grads")
-    if updates.n_steps <= updates.span[1] - updates.span[0] or "norm" not in updates.history.statistics(grads):
+    if updates.n_steps < updates.n_spanned or "norm" not in updates.history.statistics(grads):
         return
     ratios, gradients = _total_ratio(updates), updates.history.values(grads, "finite_norm")
     roots = np.sqrt(np.nansum(gradients.high**2, axis=1))
@@ -397,12 +400,13 @@ def _rate_jumps(updates: Searched) -> Iterator[Finding]:
         # The first updates of Adam are as large as those after a lost state. Lookahead jumps every few steps.
         if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, _NEAR) : entry].max(initial=0.0):
             continue
-        step, times = int(norm.first[entry]), 10 ** float(jumps[entry])
+        step, times = int(norm.begins[entry]), 10 ** float(jumps[entry])
+        when = norm.numbering.text(step)
         is_lasting = not later.size or np.median(later) > ratios[entry] / times**0.5
         state = "" if is_lasting else "whether the optimizer's state was lost, as at a resume, and at "
         yield Finding(
             "ratio", updates.name, "", -1, step, step, (("ratio", float(ratios[entry])), (JUMP, times)),
-            f"The updates jumped to {factor_text(times)}× their median at step {step}, while the gradients did not.",
+            f"The updates jumped to {factor_text(times)}× their median at {when}, while the gradients did not.",
             f"Look at {state}the learning rate and its schedule.",
             (), times / _RATE_JUMP,
         )  # fmt: skip
@@ -439,7 +443,7 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
     column = 0 if highest[0] else int(highest.argmax())
     top = int(event[jumps[:, column].argmax()])
     affected = [leaf for leaf in np.argsort(-highest[1:], kind="stable").tolist() if highest[leaf + 1]]
-    norm, times, step = tree.levels[top, column], 10 ** float(highest[column]), int(tree.norm.first[top])
+    norm, times, when = tree.levels[top, column], 10 ** float(highest[column]), tree.norm.steps_text(top)
     path, n = tree.path(column - 1) if column else "", len(affected)
     if not affected:
         affected = [int(np.nanargmax(tree.levels[top, 1:]))]
@@ -451,9 +455,9 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
         others += f"{factor_text(10 ** highest[affected[0] + 1])}×"
     rest = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
     return Finding(
-        "spike", name, path, column - 1, int(tree.norm.first[event[0]]), int(tree.norm.until[event[-1]]),
+        "spike", name, path, column - 1, int(tree.norm.begins[event[0]]), int(tree.norm.ends[event[-1]]),
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
-        f"The norm of {name}{path} jumped to {digits_text(norm)} at step {step}, {factor_text(times)}× its median "
+        f"The norm of {name}{path} jumped to {digits_text(norm)} at {when}, {factor_text(times)}× its median "
         f"before{others}.{rest}",
         _spike_advice(tree),
         tuple(affected), times / tree.thresholds.spike,
@@ -530,7 +534,7 @@ class _NormPairs(NamedTuple):
     """Norms of the same steps before and after a transformation of the gradients.
 
     Attributes:
-      steps: int64[k].
+      steps: int64[k]: their positions.
       before, after: float64[k, leaves], without leaves that have no numbers.
       largest: float64[k]: the largest magnitude after it; None if not measured.
     """
@@ -602,9 +606,9 @@ def _norm_pairs(history: History, before: str, after: str, thresholds: Threshold
 
 
 def _exact_values(history: History, name: str, statistic: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that have an entry of their own, each once, and the values of the leaves at these steps."""
+    """The positions of steps with an entry of their own, each once, and the values of the leaves there."""
     timeline = history.values(name, FINITE + statistic)
-    steps, places = np.unique(timeline.until[timeline.n == 1], return_index=True)
+    steps, places = np.unique(timeline.ends[timeline.n == 1], return_index=True)
     return steps, timeline.latest[timeline.n == 1][places]
 
 
@@ -685,7 +689,7 @@ def _constant_norm_finding(history: History, name: str, thresholds: Thresholds) 
     part = float(np.mean(is_same))
     if part >= thresholds.clipping and _gradients_vary(history, name, norms[is_same], root[is_same]):
         yield Finding(
-            "clipping", name, "", -1, int(timeline.first[is_exact][0]), int(timeline.until[-1]),
+            "clipping", name, "", -1, int(timeline.begins[is_exact][0]), int(timeline.ends[-1]),
             (("norm", bound), ("part of steps", part)),
             f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always, "
             "or normalised.",

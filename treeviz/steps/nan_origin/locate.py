@@ -218,30 +218,12 @@ class Inputs(NamedTuple):
       step: The function.
       number: The number of the call.
       args, kwargs: Copies of the arguments.
-      steps: The numbers of its steps in the history once they are read; several if the call is a loop.
-      bad_steps: The steps with NaN or Inf in gradients, loss or parameters.
     """
 
     step: Callable
     number: int
     args: tuple
     kwargs: dict[str, Any]
-    steps: Sequence[int] = ()
-    bad_steps: Sequence[int] = ()
-
-    @property
-    def numbers(self) -> str:
-        """The range of its steps: "14" or "10 to 14"."""
-        first, last = (self.steps[0], self.steps[-1]) if self.steps else (self.number, self.number)
-        return str(first) if first == last else f"{first} to {last}"
-
-    def has(self, step: int) -> bool:
-        return step in (self.steps or (self.number,))
-
-    @property
-    def reported_step(self) -> int:
-        """The first bad step, else the last one, which has the values that a call returns once."""
-        return [*self.bad_steps[:1], *self.steps[-1:], self.number][0]
 
 
 class Step(Protocol):
@@ -318,13 +300,11 @@ class KeptInputs:
                 self._kept[key] = inputs()
                 self._unread.add(key)
 
-    def seen(self, key: Key, steps: Sequence[int], bad_steps: Sequence[int]) -> None:
-        """Record that the measurements of a call were read; see `Inputs`."""
+    def seen(self, key: Key, is_bad: bool) -> None:
+        """Record that the measurements of a call were read, and whether they have NaN or Inf."""
         with self._lock:
             self._unread.discard(key)
-            if key in self._kept:
-                self._kept[key] = self._kept[key]._replace(steps=steps, bad_steps=bad_steps)
-            if bad_steps and self.bad is None:
+            if is_bad and self.bad is None:
                 self.bad = self._kept.get(key)
                 self._kept.clear()
                 self._unread.clear()
@@ -348,9 +328,8 @@ def locate_nan_in_kept(
 
     Args:
       kept: The kept inputs; None if inputs are not kept.
-      step: The number of a step, also inside a call that is a loop; NaN that reaches no result is reported too. By
-        default the step known to be bad; if there is none, the newest steps in turn, until one has finite inputs and a
-        non-finite result.
+      step: The number of a step; NaN that reaches no result is reported too. By default the step known to be bad; if
+        there is none, the newest steps in turn, until one has finite inputs and a non-finite result.
       max_equations: As in `locate_nan_in`.
 
     Raises:
@@ -363,9 +342,9 @@ def locate_nan_in_kept(
             "treeviz.steps.nan_origin.locate.locate_nan(step, *args) with inputs that you have."
         )
     kept_inputs = kept.newest_first
-    selected = [inputs for inputs in kept_inputs if step is None or inputs.has(step)]
+    selected = [inputs for inputs in kept_inputs if step in (None, inputs.number)]
     if step is not None and not selected:
-        steps = ", ".join(inputs.numbers for inputs in reversed(kept_inputs)) or "none yet"
+        steps = ", ".join(str(inputs.number) for inputs in reversed(kept_inputs)) or "none yet"
         raise LookupError(
             f"locate_nan: the inputs of step {step} are not kept. There are those of: {steps}. Of the inspected steps "
             "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
@@ -381,7 +360,7 @@ def locate_nan_in_kept(
             inputs.step, inputs.args, inputs.kwargs, max_equations=max_equations, only_results=only_results
         )
         if origin is not None:
-            found = replace(origin, step=inputs.reported_step)
+            found = replace(origin, step=inputs.number)
         if found is not None and (origin is None or origin.direction != "input"):
             break  # a bad input may come from the step before
     kept.origin = found if kept.bad is not None else None

@@ -324,7 +324,7 @@ class NanOrigin:
       argument: The argument of the step, and the path of the leaf: "params['w']".
       text: What happened, in a sentence.
       advice: What to try.
-      step: The number of the step in a run; the first bad one if the call is a loop over several steps.
+      step: The number of the step in a run.
       device: Inside a `shard_map`, the first device with the NaN or Inf, along the axes of the mesh: ("data", 3).
         Inputs and outputs are those on it. Empty outside, and for values that are equal on all devices.
       index: The index of the first NaN or Inf in the result; empty for a scalar.

@@ -60,23 +60,26 @@ class ReadSteps(NamedTuple):
     """Steps that were read together.
 
     Attributes:
-      steps: Their numbers.
+      steps: Their numbers. A step is a call; the inner steps of a loop share its number.
+      inner: The number of each inner step, from 0; -1 for what is measured once in a call.
       suffix: Their suffix; see `Arrived`.
-      calls: The number of each step's call; the inner steps of a loop share it.
       sources: The measured trees.
       numbers: By source and statistic; the first axis is the step.
     """
 
     steps: Sequence[int]
+    inner: Sequence[int]
     suffix: str
-    calls: Sequence[int]
     sources: Sequence[MeasuredTree]
     numbers: Numbers
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
         """Return some of these steps."""
         part = slice(first, until)
-        return self._replace(steps=self.steps[part], calls=self.calls[part], numbers=taken(self.numbers, part))
+        numbers = {
+            name: {statistic: values[part] for statistic, values in rows.items()} for name, rows in self.numbers.items()
+        }
+        return self._replace(steps=self.steps[part], inner=self.inner[part], numbers=numbers)
 
     @property
     def bad(self) -> dict[str, np.ndarray]:
@@ -129,9 +132,7 @@ def n_inner_steps(arrived: Arrived) -> int:
 
 
 def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[ReadSteps]:
-    """Return the numbers of all steps; each inner step of a loop counts as a step. Waits for the device.
-
-    In a step with `k` inner steps, the i-th has the number `step * k + i`.
+    """Return the numbers of all steps, and of each inner step of a loop. Waits for the device.
 
     Args:
       members: "joined": one value for all members of a `vmap`, e.g. the norm over all. "each": a leaf per member.
@@ -327,31 +328,16 @@ def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
 
 
 def _in_order(arrived: Sequence[Arrived], sources: list[MeasuredTree], numbers: Numbers) -> Iterator[ReadSteps]:
-    """Yield the steps of measurements [batch, inner steps, …], in order."""
+    """Yield the steps of measurements [batch, inner steps, …]: of each source as many as it has in a call."""
     n_inner = {name: next(iter(rows.values())).shape[1] for name, rows in numbers.items()}
-    most, suffix = max(n_inner.values()), arrived[0].suffix
-    calls = [measurement.step for measurement in arrived]
-    per_inner_step = {name: rows for name, rows in numbers.items() if n_inner[name] == most}
-    if len(per_inner_step) == len(numbers):
-        steps = calls if most == 1 else [call * most + inner for call in calls for inner in range(most)]
-        calls = calls if most == 1 else [call for call in calls for _ in range(most)]
-        yield ReadSteps(steps, suffix, calls, sources, _over_steps(per_inner_step))
-        return
-    for batch, call in enumerate(calls):  # a source that is measured once per loop belongs to its last step
-        last = (call + 1) * most - 1
-        steps = range(call * most, last)
-        yield ReadSteps(steps, suffix, [call] * (most - 1), sources, taken(per_inner_step, (batch, slice(most - 1))))
-        yield ReadSteps([last], suffix, [call], sources, taken(numbers, (batch, [-1])))
-
-
-def taken(numbers: Numbers, index: Any) -> Numbers:
-    """Index all numbers along their first axes."""
-    return {name: {statistic: values[index] for statistic, values in rows.items()} for name, rows in numbers.items()}
-
-
-def _over_steps(numbers: Numbers) -> Numbers:
-    """Reshape [batch, inner steps, …] to [steps, …]."""
-    return {
-        name: {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}
-        for name, rows in numbers.items()
-    }
+    calls, suffix, most = [measurement.step for measurement in arrived], arrived[0].suffix, max(n_inner.values())
+    for n in sorted(set(n_inner.values()), reverse=True):
+        # What a loop around another one has belongs to the last of its inner steps.
+        inner = [-1] if n == 1 else [(i + 1) * most // n - 1 for i in range(n)]
+        own_numbers = {
+            name: {statistic: values.reshape(-1, *values.shape[2:]) for statistic, values in rows.items()}
+            for name, rows in numbers.items()
+            if n_inner[name] == n
+        }
+        own_sources = [source for source, name in zip(sources, numbers, strict=True) if name in own_numbers]
+        yield ReadSteps([step for step in calls for _ in inner], inner * len(calls), suffix, own_sources, own_numbers)

@@ -23,7 +23,7 @@ from treeviz.steps.statistics import (
     section_of,
     sibling_name,
 )
-from treeviz.tree.series import merged
+from treeviz.tree.series import NO_INNER, InnerSteps, merged
 from treeviz.tree.text import printable
 
 # One statistic over time: recent steps are exact, older ones are merged into buckets.
@@ -35,12 +35,17 @@ FEWEST_EXACT, FEWEST_BUCKETS = 8, 4
 class Timeline(NamedTuple):
     """A statistic over time: k entries in order, each of one step or of a bucket of consecutive steps.
 
+    A step is a call. Of a call with a loop inside, as over micro-batches, each iteration is an inner step with an entry
+    of its own.
+
     Attributes:
       first, until: int64[k]: the first and the last step of each entry; equal for a single step.
-      n: int64[k]: the number of steps recorded in each entry.
+      n: int64[k]: the number of steps recorded in each entry, inner steps counted each.
       low, high, latest: [k, …]: the least, the greatest and the last value of each leaf. Counts do not keep the least:
         low equals high.
       total: int64[k, …]: the sum, if the statistic is a count; else None.
+      inner: int64[2, k]: the inner steps of `first` and `until`, counted from 0; -1 for what a call has once.
+      numbering: How steps and inner steps are numbered and named.
     """
 
     first: np.ndarray
@@ -50,6 +55,27 @@ class Timeline(NamedTuple):
     high: np.ndarray
     latest: np.ndarray
     total: np.ndarray | None
+    inner: np.ndarray
+    numbering: InnerSteps = NO_INNER
+
+    @property
+    def begins(self) -> np.ndarray:
+        """int64[k]: the positions of `first`; see `InnerSteps`."""
+        return self.numbering.position(self.first, self.inner[0])
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64[k]: the positions of `until`."""
+        return self.numbering.position(self.until, self.inner[1])
+
+    @property
+    def spans(self) -> list[tuple[int, int, int, int]]:
+        """Of each entry the first and the last step, and their inner steps."""
+        return list(zip(self.first.tolist(), self.until.tolist(), *self.inner.tolist(), strict=True))
+
+    def steps_text(self, entry: int) -> str:
+        """ "step 12", "steps 10 to 19"; in a run with loops "call 9, micro-batch 6"."""
+        return self.numbering.span_text(int(self.begins[entry]), int(self.ends[entry]))
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Timeline:
         """Replace the values of each kind by what the function returns for them."""
@@ -74,16 +100,17 @@ class Track:
     def __init__(self, shape: tuple[int, ...], dtype: type, max_bytes: int) -> None:
         self.shape, self.is_count = shape, dtype is np.int64
         n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
-        n_exact = min(max(max_bytes // 2 // (n_bytes + 8), FEWEST_EXACT), MOST_EXACT)
-        n_buckets = min(max(max_bytes // 2 // (3 * n_bytes + 24), FEWEST_BUCKETS), MOST_BUCKETS) // 2 * 2
+        n_exact = min(max(max_bytes // 2 // (n_bytes + 16), FEWEST_EXACT), MOST_EXACT)
+        n_buckets = min(max(max_bytes // 2 // (3 * n_bytes + 40), FEWEST_BUCKETS), MOST_BUCKETS) // 2 * 2
         # The system commits memory at the first write, so a short run uses little.
-        self.exact_steps = np.empty(n_exact, np.int64)
+        self.exact_steps = np.empty((2, n_exact), np.int64)  # step, its inner step or -1
         self.exact = np.empty((n_exact, *shape), dtype)
         self.oldest = self.n_exact = self.n_folded = 0
         self.buckets = np.empty((3, n_buckets, *shape), dtype)  # low (total for counts), high, latest
-        self.bucket_steps = np.empty((3, n_buckets), np.int64)  # first, until, n
+        self.bucket_steps = np.empty((5, n_buckets), np.int64)  # first, until, n, the inner steps of first and until
         self.n_buckets = 0
         self.bucket_width = 1
+        self.has_inner = False  # whether it has inner steps
         self._change: tuple[Callable[..., None], tuple] | None = None  # one in progress
 
     def __len__(self) -> int:
@@ -95,17 +122,19 @@ class Track:
         return sum(array.nbytes for array in (self.exact_steps, self.exact, self.buckets, self.bucket_steps))
 
     def extend(self, steps: Sequence[int] | np.ndarray, values: np.ndarray) -> None:
-        """Append the values [steps, *shape] of some steps."""
+        """Append the values [steps, *shape] of some steps, or of the rows of `with_inner`."""
         if self._change is not None:
             self.settle()
-        capacity, n_done = len(self.exact_steps), 0
-        while n_done < len(steps):
+        steps = with_inner(steps)
+        self.has_inner = self.has_inner or bool((steps[1] >= 0).any())
+        capacity, n_done = len(self.exact), 0
+        while n_done < steps.shape[1]:
             if self.n_exact == capacity:
                 self._fold()
             slot = (self.oldest + self.n_exact) % capacity
-            n = min(len(steps) - n_done, capacity - self.n_exact, capacity - slot)
+            n = min(steps.shape[1] - n_done, capacity - self.n_exact, capacity - slot)
             self.exact[slot : slot + n] = values[n_done : n_done + n]
-            self.exact_steps[slot : slot + n] = steps[n_done : n_done + n]
+            self.exact_steps[:, slot : slot + n] = steps[:, n_done : n_done + n]
             self.n_exact += n  # only now the steps count
             n_done += n
 
@@ -134,10 +163,10 @@ class Track:
 
     def _move(self, slot: int, bucket: int, n: np.int64 | int, total: np.ndarray | None, n_folded: int) -> None:
         """Move an exact row into a bucket, as its n-th step; for a count, `total` is the resulting sum."""
-        values, step, capacity = self.exact[slot], self.exact_steps[slot], len(self.exact_steps)
+        values, (step, inner), capacity = self.exact[slot], self.exact_steps[:, slot], len(self.exact)
         if n == 1:
             self.buckets[:, bucket] = values
-            self.bucket_steps[:, bucket] = step, step, 1
+            self.bucket_steps[:, bucket] = step, step, 1, inner, inner
         else:
             low, high, latest = self.buckets[:, bucket]
             if total is None:
@@ -146,8 +175,8 @@ class Track:
                 low[...] = total
             np.fmax(high, values, out=high)
             latest[...] = values
-            self.bucket_steps[1, bucket] = step
-            self.bucket_steps[2, bucket] = n
+            self.bucket_steps[1:3, bucket] = step, n
+            self.bucket_steps[4, bucket] = inner
         self.n_buckets = bucket + 1
         self.oldest, self.n_exact, self.n_folded = (slot + 1) % capacity, capacity - 1, n_folded
 
@@ -164,13 +193,13 @@ class Track:
     def arrays(self) -> tuple[np.ndarray, ...]:
         """The arrays for `restore`."""
         order, k = self._order(), self.n_buckets
-        return self.exact_steps[order], self.exact[order], self.bucket_steps[:, :k], self.buckets[:, :k]
+        return self.exact_steps[:, order], self.exact[order], self.bucket_steps[:, :k], self.buckets[:, :k]
 
     def restore(self, arrays: Sequence[np.ndarray], bucket_width: int) -> None:
         """Continue with saved arrays; merge buckets if there is less room than before."""
         exact_steps, exact, bucket_steps, buckets = arrays
-        n, k = len(exact_steps), bucket_steps.shape[1]
-        if exact.shape != (n, *self.shape) or buckets.shape != (3, k, *self.shape):
+        (n_rows, n), (n_bucket_rows, k) = exact_steps.shape, bucket_steps.shape
+        if exact.shape != (n, *self.shape) or buckets.shape != (3, k, *self.shape) or (n_rows, n_bucket_rows) != (2, 5):
             raise ValueError(f"arrays of {exact.shape} and {buckets.shape} do not belong to leaves of {self.shape}")
         if not (1 <= bucket_width < 1 << 53 and np.all((bucket_steps[2] >= 1) & (bucket_steps[2] <= bucket_width))):
             raise ValueError(f"its buckets of {bucket_width} steps hold others")
@@ -178,19 +207,25 @@ class Track:
             buckets, bucket_steps = _merged(buckets, bucket_steps, np.arange(0, k, 2), self.is_count)
             k, bucket_width = bucket_steps.shape[1], bucket_width * 2
         self._set_buckets(buckets, bucket_steps, bucket_width)
-        self.n_folded = int(bucket_steps[2].sum())
+        self.n_folded, self.has_inner = int(bucket_steps[2].sum()), bool((bucket_steps[3:] >= 0).any())
         self.extend(exact_steps, exact)
 
-    def timeline(self, first: int | None = None, until: int | None = None, resolution: int | None = None) -> Timeline:
-        """Return the steps from `first` to `until`, in at most `resolution` entries."""
+    def timeline(
+        self,
+        first: int | None = None,
+        until: int | None = None,
+        resolution: int | None = None,
+        inner: InnerSteps = NO_INNER,
+    ) -> Timeline:
+        """Return the steps from `first` to `until`, in at most `resolution` entries, numbered as in `inner`."""
         is_wanted, is_exact_wanted = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
         order = self._order()
-        steps, exact_steps = self.bucket_steps[:, : self.n_buckets], self.exact_steps[order]
+        steps, exact_steps = self.bucket_steps[:, : self.n_buckets], self.exact_steps[0, order]
         if first is not None:
             is_wanted, is_exact_wanted = is_wanted & (steps[1] >= first), is_exact_wanted & (exact_steps >= first)
         if until is not None:
             is_wanted, is_exact_wanted = is_wanted & (steps[0] <= until), is_exact_wanted & (exact_steps <= until)
-        return self._entries(np.flatnonzero(is_wanted), order[is_exact_wanted], resolution)
+        return self._entries(np.flatnonzero(is_wanted), order[is_exact_wanted], inner, resolution)
 
     @property
     def n_steps(self) -> int:
@@ -198,43 +233,52 @@ class Track:
         return self.n_folded + self.n_exact
 
     def entry_steps(self) -> np.ndarray:
-        """int64[3, k]: the first step, the last step and the number of steps of each entry of `timeline`."""
-        exact_steps = self.exact_steps[self._order()]
-        exact_entries = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
-        return np.concatenate([self.bucket_steps[:, : self.n_buckets], exact_entries], axis=1)
+        """int64[5, k]: of each entry of `timeline` the steps, as in `bucket_steps`."""
+        return self._entry_steps(np.arange(self.n_buckets), self._order())
 
-    def newest(self, n: int) -> Timeline:
+    def _entry_steps(self, buckets: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        steps, inner = self.exact_steps[:, slots]
+        exact_entries = np.stack([steps, steps, np.ones_like(steps), inner, inner])
+        return np.concatenate([self.bucket_steps[:, buckets], exact_entries], axis=1)
+
+    def newest(self, n: int, inner: InnerSteps = NO_INNER) -> Timeline:
         """Return the last `n` steps; the first entry may hold earlier ones too. The cost depends only on `n`."""
         n_exact = min(n, self.n_exact)
         n_in_newest = np.cumsum(self.bucket_steps[2, : self.n_buckets][::-1])
         n_buckets = min(int(np.searchsorted(n_in_newest, n - n_exact)) + 1, self.n_buckets) if n > n_exact else 0
-        return self._entries(np.arange(self.n_buckets - n_buckets, self.n_buckets), self._order(n_exact))
+        return self._entries(np.arange(self.n_buckets - n_buckets, self.n_buckets), self._order(n_exact), inner)
 
     def _order(self, n: int | None = None) -> np.ndarray:
         """The slots of the newest exact rows."""
         n = self.n_exact if n is None else n
-        return (self.oldest + np.arange(self.n_exact - n, self.n_exact)) % len(self.exact_steps)
+        return (self.oldest + np.arange(self.n_exact - n, self.n_exact)) % len(self.exact)
 
-    def _entries(self, buckets: np.ndarray, slots: np.ndarray, resolution: int | None = None) -> Timeline:
-        exact_steps = self.exact_steps[slots]
-        exact = np.broadcast_to(self.exact[slots], (3, exact_steps.size, *self.shape))
+    def _entries(
+        self, buckets: np.ndarray, slots: np.ndarray, inner: InnerSteps, resolution: int | None = None
+    ) -> Timeline:
+        exact = np.broadcast_to(self.exact[slots], (3, len(slots), *self.shape))
         values = np.concatenate([self.buckets[:, buckets], exact], axis=1)
-        steps = np.stack([exact_steps, exact_steps, np.ones_like(exact_steps)])
-        steps = np.concatenate([self.bucket_steps[:, buckets], steps], axis=1)
+        steps = self._entry_steps(buckets, slots)
         if resolution is not None and steps.shape[1] > max(resolution, 1):
             groups = np.linspace(0, steps.shape[1], max(resolution, 1), endpoint=False).astype(np.intp)
             values, steps = _merged(values, steps, groups, self.is_count)
         low, high, latest = values
-        return Timeline(
-            steps[0], steps[1], steps[2], high if self.is_count else low, high, latest, low if self.is_count else None
-        )
+        total, low = (low, high) if self.is_count else (None, low)
+        numbering = inner if self.has_inner else inner._replace(noun="")
+        return Timeline(steps[0], steps[1], steps[2], low, high, latest, total, steps[3:], numbering)
 
     def latest(self) -> tuple[int, np.ndarray] | None:
         """The newest step and its values."""
         if not self.n_exact:
             return None
-        slot = (self.oldest + self.n_exact - 1) % len(self.exact_steps)
-        return int(self.exact_steps[slot]), self.exact[slot].copy()
+        slot = self._order(1)[0]
+        return int(self.exact_steps[0, slot]), self.exact[slot].copy()
+
+
+def with_inner(steps: Sequence[int] | np.ndarray, inner: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    """int64[2, k]: the steps, and their inner steps or -1; `steps` as they are if they have both."""
+    rows = np.asarray(steps, np.int64)
+    return rows if rows.ndim == 2 else np.stack([rows, np.full(len(rows), -1) if inner is None else inner])
 
 
 def _add(total: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -249,18 +293,20 @@ def _merged(values: np.ndarray, steps: np.ndarray, groups: np.ndarray, is_count:
     low, high, latest = merged(values[0], values[1], values[2], groups)
     if is_count:  # totals are stored in place of low
         low = np.maximum(np.add.reduceat(values[0], groups, axis=0), -1)
+    n = np.add.reduceat(steps[2], groups)
     return np.stack([low, high, latest]), np.stack(
-        [steps[0][groups], steps[1][ends], np.add.reduceat(steps[2], groups)]
+        [steps[0][groups], steps[1][ends], n, steps[3][groups], steps[4][ends]]
     )
 
 
 def occurs_in(counts: Timeline, entries: Timeline) -> np.ndarray:
     """bool[k, leaves]: whether a count was positive in each of `entries`, whose buckets may differ."""
-    if np.array_equal(counts.first, entries.first) and np.array_equal(counts.until, entries.until):
+    begins, ends = entries.begins, entries.ends
+    if np.array_equal(counts.begins, begins) and np.array_equal(counts.ends, ends):
         return counts.high > 0
     n_before = np.concatenate([np.zeros((1, counts.high.shape[1]), np.int64), np.cumsum(counts.high > 0, axis=0)])
-    start = np.searchsorted(counts.until, entries.first)
-    stop = np.maximum(np.searchsorted(counts.first, entries.until, side="right"), start)
+    start = np.searchsorted(counts.ends, begins)
+    stop = np.maximum(np.searchsorted(counts.begins, ends, side="right"), start)
     return n_before[stop] > n_before[start]
 
 
@@ -292,11 +338,25 @@ class Batch(NamedTuple):
 
 
 class ScalarRow(NamedTuple):
-    """Scalars of the steps up to `step`: an array [n] holds the values of the last n steps."""
+    """Scalars of the steps up to `step`: an array [n] holds the values of the last n steps, or of its inner steps.
+
+    Attributes:
+      n_inner: The number of inner steps of this step; 1 without a loop.
+    """
 
     step: int
     values: Mapping[str, np.ndarray]
     batch: Batch | None
+    n_inner: int = 1
+
+    def steps_of(self, n: int) -> np.ndarray:
+        """int64[2, n]: the steps and inner steps of an array [n], as `with_inner` returns them."""
+        if n == 1 or self.n_inner == 1:
+            return with_inner(np.arange(self.step - n + 1, self.step + 1))
+        if self.n_inner % n == 0:  # as of updates that each have several micro-batches
+            return with_inner([self.step] * n, (np.arange(n) + 1) * (self.n_inner // n) - 1)
+        end = (self.step + 1) * self.n_inner
+        return with_inner(*np.divmod(np.arange(end - n, end), self.n_inner))
 
 
 class Scalars:
@@ -309,10 +369,12 @@ class Scalars:
       tracks: For each name, [value, code]; a non-finite value is NaN with code 1 (NaN), 2 (inf) or 3 (-inf).
       batches: Batches by step. Above 4 MB, one of every two older neighbours is dropped, the one with the smaller loss.
       n_appended: The number of rows that were appended.
+      inner: How the inner steps of the run are numbered.
     """
 
     def __init__(self) -> None:
         self.tracks: dict[str, Track] = {}
+        self.inner = InnerSteps(noun="inner step")
         self.batches: dict[int, Batch] = {}
         self.n_appended = 0
         self._room = _BATCHES_BYTES
@@ -323,17 +385,18 @@ class Scalars:
     def extend(self, rows: Sequence[ScalarRow]) -> set[str]:
         """Add the scalars of some steps, name by name. Returns the names with non-finite values."""
         bad = set()
-        by_name: dict[str, tuple[list[int], list[np.ndarray]]] = {}
+        by_name: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
         for row in rows:
             for name, values in row.values.items():
                 steps, parts = by_name.setdefault(name, ([], []))
-                steps += range(row.step - len(values) + 1, row.step + 1)
+                steps.append(row.steps_of(len(values)))
                 parts.append(values)
             if row.batch is not None:
                 self.add_batch(row.step, row.batch)
         for name, (steps, parts) in by_name.items():
-            coded = codes_of(np.concatenate(parts))
-            self.new_track(name).extend(steps, coded)
+            coded, placed = codes_of(np.concatenate(parts)), np.concatenate(steps, axis=1)
+            self.inner = self.inner.up_to(placed[1])
+            self.new_track(name).extend(placed, coded)
             if coded[:, 1].any():
                 bad.add(name)
         self.n_appended += len(rows)
@@ -367,7 +430,7 @@ class Scalars:
 
     def values_and_bad(self, name: str, *, resolution: int | None = None) -> tuple[Timeline, np.ndarray]:
         """Return `values`, and bool[k]: whether an entry has a non-finite value."""
-        timeline = self.tracks[name].timeline(resolution=resolution)
+        timeline = self.tracks[name].timeline(resolution=resolution, inner=self.inner)
         values = timeline._replace(low=timeline.low[:, 0], high=timeline.high[:, 0], latest=number_of(timeline.latest))
         return values, timeline.high[:, 1] > 0
 
@@ -427,7 +490,7 @@ class Journal(Protocol):
 
     path: Path
 
-    def write(self, history: History, step: int, record: Record | ScalarRow) -> None: ...
+    def write(self, history: History, step: int, record: Record | ScalarRow, inner: int = -1) -> None: ...
 
     def saved(self, history: History, path: Path) -> None: ...
 
@@ -457,6 +520,7 @@ class History:
       forward: By source, the paths of its leaves in the order in which the step uses them, if known.
       tracks: One statistic over time, by the names of source and statistic.
       scalars: The scalars of `record_scalars`, and the batches of steps.
+      inner: How the inner steps of the run are numbered; see `treeviz.tree.series.InnerSteps`.
       run: A random identifier of the run.
       name: The user's name of the run, or empty.
       tree: The name of the measured tree in views, or empty.
@@ -473,7 +537,7 @@ class History:
         self.forward: dict[str, tuple[str, ...]] = {}
         self.max_bytes = max_bytes
         self._budgets = {source.name: max_bytes // len(sources) for source in sources}
-        self._unfinished: tuple[int, Sequence[int], list[tuple[Track, int, np.ndarray]]] | None = None
+        self._unfinished: tuple[int, np.ndarray, list[tuple[Track, int, np.ndarray]]] | None = None
         self.tracks: dict[tuple[str, str], Track] = {}
         self.scalars = Scalars()
         self.n_appended = 0
@@ -512,9 +576,19 @@ class History:
         }
         self.extend([step], one_step)
 
-    def extend(self, steps: Sequence[int], numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Add the numbers of several steps, which are the first axis of all values; see `append`."""
+    def extend(
+        self,
+        steps: Sequence[int],
+        numbers: Mapping[str, Mapping[str, np.ndarray]],
+        inner: Sequence[int] | None = None,
+    ) -> None:
+        """Add the numbers of several steps, which are the first axis of all values; see `append`.
+
+        Args:
+          inner: The inner step of each, or -1 for what is measured once in a call; None: all are.
+        """
         self.finish()
+        rows = with_inner(steps, inner)
         record: Record = []
         for name, statistics in numbers.items():
             if name not in self.sources:
@@ -529,11 +603,12 @@ class History:
                     raise ValueError(f"history: {label} is {values.shape[1:]}, not {shape}.")
                 record.append((name, statistic, values))
         if self.journal is None:
-            self.add(steps, record)
+            self.add(rows, record)
             return
-        for i, step in enumerate(steps):
-            self.add([step], [(name, statistic, values[i : i + 1]) for name, statistic, values in record])
-            self.journal.write(self, step, [(name, statistic, values[i]) for name, statistic, values in record])
+        for i, (step, inner_step) in enumerate(rows.T.tolist()):
+            self.add(rows[:, i : i + 1], [(name, statistic, values[i : i + 1]) for name, statistic, values in record])
+            parts = [(name, statistic, values[i]) for name, statistic, values in record]
+            self.journal.write(self, step, parts, inner_step)
 
     def append_scalars(self, rows: Sequence[ScalarRow]) -> set[str]:
         """Add scalars of steps, with or without other numbers. Returns the names with non-finite values."""
@@ -550,15 +625,20 @@ class History:
         """The number of steps and rows of scalars that were appended."""
         return self.n_appended + self.scalars.n_appended
 
-    def add(self, steps: Sequence[int], record: Record) -> None:
-        """Add the values of steps, which `extend` has checked."""
+    @property
+    def inner(self) -> InnerSteps:
+        return self.scalars.inner
+
+    def add(self, steps: np.ndarray, record: Record) -> None:
+        """Add the values of steps, as from `with_inner`, which `extend` has checked."""
+        self.scalars.inner = self.inner.up_to(steps[1])
         parts = []
         for name, statistic, values in record:
             track = self.tracks.get((name, statistic))
             if track is None:
                 track = self.new_track(name, statistic)
             parts.append((track, track.n_folded + track.n_exact, values))
-        self._unfinished = self.n_appended + len(steps), steps, parts
+        self._unfinished = self.n_appended + steps.shape[1], steps, parts
         self.finish()
 
     def finish(self) -> None:
@@ -569,7 +649,7 @@ class History:
         for track, n_before, values in parts:
             track.settle()
             n_done = track.n_folded + track.n_exact - n_before
-            track.extend(steps[n_done:], values[n_done:])
+            track.extend(steps[:, n_done:], values[n_done:])
         self.n_appended = n_appended
         self._unfinished = None
 
@@ -592,19 +672,25 @@ class History:
         return sum(track.nbytes for track in self.tracks.values())
 
     def __len__(self) -> int:
-        """The number of steps that were appended."""
+        """The number of steps that were appended; of a call with a loop, its inner steps and the call count each."""
         return self.n_appended
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {len(source.paths)} leaves" for name, source in self.sources.items())
         return f"History({self.n_appended} steps of {sources})"
 
+    def numbering(self, source: str, scalar: str = "") -> InnerSteps:
+        """How the steps of a source, or of a scalar of the source "scalars", are numbered."""
+        own = (track for (name, _), track in self.tracks.items() if name == source)
+        tracks = [*own] if source in self.sources else [self.scalars.tracks[scalar]]
+        return self.inner if any(track.has_inner for track in tracks) else self.inner._replace(noun="")
+
     def statistics(self, source: str = "grads") -> tuple[str, ...]:
         """The statistics of a source that were recorded at least once."""
         return tuple(statistic for statistic in STATISTICS if (source, statistic) in self.tracks)
 
     def steps(self, source: str = "grads", statistic: str = "norm") -> np.ndarray:
-        """int64[k]: the last step of each entry of `values`."""
+        """int64[k]: the last step of each entry of `values`; the inner steps of a call share its number."""
         return self.values(source, statistic).until
 
     def values(
@@ -629,12 +715,12 @@ class History:
         name = statistic.removeprefix(FINITE)
         stored = "norm" if name == "rms" else name
         track = self.tracks.get((source, stored)) or Track(*self.kind_of(source, stored), 0)
-        timeline = track.timeline(first, until, resolution)
+        timeline = track.timeline(first, until, resolution, self.inner)
         if name == "rms":
             timeline = timeline.map(lambda norm: rms_of(norm, self.sources[source].sizes))
         counts = self.tracks.get((source, "nonfinite"))
         if statistic in FINITE_PARTS and counts is not None:
-            bad = occurs_in(counts.timeline(first, until), timeline)
+            bad = occurs_in(counts.timeline(first, until, inner=self.inner), timeline)
             timeline = timeline.map(lambda values: np.where(bad, np.nan, values)) if bad.any() else timeline
         return timeline if leaf is None else timeline.map(lambda values: values[:, leaf])
 
@@ -688,7 +774,7 @@ class History:
         numerator, denominator = self.tracks.get((of, "norm")), self.tracks.get((to, "norm"))
         if numerator is None or denominator is None:
             return numerator is denominator
-        return np.array_equal(numerator.entry_steps()[1:], denominator.entry_steps()[1:])
+        return np.array_equal(numerator.entry_steps()[[1, 2, 4]], denominator.entry_steps()[[1, 2, 4]])
 
 
 def main_source(history: History) -> str:

@@ -1,22 +1,25 @@
 """Histories in files.
 
-A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 1,
-"run", "name", "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes", "has_number", "shapes",
-"stacks", "cut_off", "unscaled", "frozen", "drifts"}], "tracks": [{"source", "statistic", "bucket_width"}], "scalars":
-{"n_appended", "tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n, weight]]}, "forward": {source:
-[leaf]}}`; "scalars" only if there are some, and "forward", the order in which the step uses the leaves, only if that is
-known. The arrays of track i, of the tracks and then of those of the scalars, whose leaves are the value and a code,
-are, oldest first:
+A history is a zip file, which `numpy.load` reads too. Its `header.json` is `{"format": "treeviz-history", "version": 2,
+"run", "name", "tree", "inner": [n, noun], "n_appended", "max_bytes", "sources": [{"name", "paths", "sizes", "dtypes",
+"has_number", "shapes", "stacks", "cut_off", "unscaled", "frozen", "drifts"}], "tracks": [{"source", "statistic",
+"bucket_width"}], "scalars": {"n_appended", "tracks": [{"name", "bucket_width"}], "batches": [[step, ids or text, n,
+weight]]}, "forward": {source: [leaf]}}`. A step is a call, and "inner" is the most inner steps that a call has and what
+they are, such as "micro-batch"; "scalars" only if there are some, and "forward", the order in which the step uses the
+leaves, only if that is known. The arrays of track i, of the tracks and then of those of the scalars, whose leaves are
+the value and a code, are, oldest first:
 
-- `i/exact_steps.npy` int64[n] and `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
-- `i/bucket_steps.npy` int64[3, k], the first step, the last and how many, and `i/buckets.npy` [3, k, leaves], of floats
-  the least, of counts the sum; the greatest; the last.
+- `i/exact_steps.npy` int64[2, n], the step, and its inner step from 0, or -1 for what a call has once; and
+  `i/exact.npy` [n, leaves], or [n, leaves, 64] of histograms;
+- `i/bucket_steps.npy` int64[5, k], the first step, the last, how many, and the inner steps of the first and the last;
+  and `i/buckets.npy` [3, k, leaves], of floats the least, of counts the sum; the greatest; the last.
 
-During a run there is a journal in the same folder, `name.journal`: the line `treeviz-journal 1 RUN`, then a record per
+During a run there is a journal in the same folder, `name.journal`: the line `treeviz-journal 2 RUN`, then a record per
 step, or row of scalars. A record is the lengths of its two parts as little-endian uint32; JSON in UTF-8, `{"n", "step",
-"arrays": [[source, statistic]]}` or `{"n", "step", "scalars": {name: [value]}, "batch": [ids or text, n, weight]}`; the
-arrays, little-endian float64 or int64; and the CRC-32 of all that as uint32. `n` is the number of records before, so
-that what is in both files is read once. A truncated or damaged record ends the journal.
+"inner", "arrays": [[source, statistic]]}`, or `{"n", "step", "inner", "scalars": {name: [value]}, "batch": [ids or
+text, n, weight]}` with the number of inner steps of the call as "inner"; the arrays, little-endian float64 or int64;
+and the CRC-32 of all that as uint32. `n` is the number of records before, so that what is in both files is read once.
+A truncated or damaged record ends the journal.
 """
 
 from __future__ import annotations
@@ -53,9 +56,11 @@ from treeviz.steps.recording.history import (
     Track,
     batch_fields,
     batch_of,
+    with_inner,
 )
 from treeviz.steps.statistics import wholes
 from treeviz.tree.files.entries import parse_json
+from treeviz.tree.series import InnerSteps
 from treeviz.tree.text import printable, visible
 
 # The records of a journal: one per step, each with its own checksum
@@ -64,14 +69,15 @@ _LENGTHS, _SUM = struct.Struct("<II"), struct.Struct("<I")
 
 
 def first_line(history: History) -> bytes:
-    return f"treeviz-journal 1 {history.run}\n".encode()
+    return f"treeviz-journal {VERSION} {history.run}\n".encode()
 
 
-def encode(n: int, step: int, record: Record | ScalarRow) -> bytes:
-    """Encode the record of a step or of scalars, after `n` earlier records."""
-    fields: dict[str, Any] = {"n": n, "step": int(step)}
+def encode(n: int, step: int, record: Record | ScalarRow, inner: int = -1) -> bytes:
+    """Encode the record of a step or an inner step, or of scalars, after `n` earlier records."""
+    fields: dict[str, Any] = {"n": n, "step": int(step), "inner": int(inner)}
     body = b""
     if isinstance(record, ScalarRow):
+        fields["inner"] = record.n_inner
         fields["scalars"] = {name: values.tolist() for name, values in record.values.items()}
         fields["batch"] = None if record.batch is None else batch_fields(record.batch)
     else:
@@ -120,17 +126,25 @@ def _add(history: History, record: bytes) -> None:
         raise ValueError("there is a gap")
     if head["n"] < history.n_records:
         return  # the history already has it
-    step = int(np.int64(head["step"]))  # raises here, before the history is changed
+    # These raise before the history is changed.
+    step, inner = int(np.int64(head["step"])), _checked_inner(int(head["inner"]))
     if "scalars" in head:
-        history.append_scalars([_row(step, head)])
+        history.append_scalars([_row(step, head, inner)])
     else:
-        history.add([step], list(_arrays(history, head["arrays"], record[begin : begin + n_body])))
+        arrays = list(_arrays(history, head["arrays"], record[begin : begin + n_body]))
+        history.add(with_inner([step], [inner]), arrays)
 
 
-def _row(step: int, head: dict[str, Any]) -> ScalarRow:
+def _checked_inner(inner: int) -> int:
+    if not -1 <= inner < _MOST_INNER:
+        raise ValueError(f"no call has an inner step {inner:,}")
+    return inner
+
+
+def _row(step: int, head: dict[str, Any], n_inner: int) -> ScalarRow:
     names_and_values = [*head["scalars"].items()][:MOST_NAMES]
     values = {printable(name): np.array(numbers, np.float64).reshape(-1) for name, numbers in names_and_values}
-    return ScalarRow(step, values, None if head["batch"] is None else batch_of(head["batch"]))
+    return ScalarRow(step, values, None if head["batch"] is None else batch_of(head["batch"]), max(n_inner, 1))
 
 
 def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -143,7 +157,8 @@ def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[t
         offset += n_bytes
 
 
-FORMAT, VERSION = "treeviz-history", 1
+FORMAT, VERSION = "treeviz-history", 2
+_MOST_INNER = 1 << 31
 _ARRAYS = ("exact_steps", "exact", "bucket_steps", "buckets")
 _MOST_HEADER = 1 << 28  # bytes
 _MOST_ALWAYS = 1 << 27  # bytes that a small file may inflate to
@@ -191,6 +206,7 @@ def header_of(history: History) -> dict[str, Any]:
         "run": history.run,
         "name": history.name,
         "tree": history.tree,
+        "inner": list(history.inner),
         "n_appended": history.n_appended,
         "max_bytes": history.max_bytes,
         "sources": [_fields(source) for source in history.sources.values()],
@@ -237,7 +253,7 @@ def load(path: str | os.PathLike) -> History:
 
     Raises:
       OSError: The file does not exist or cannot be opened.
-      ValueError: The file is not a history, is damaged, or has a newer format.
+      ValueError: The file is not a history, is damaged, or has another version of the format.
     """
     path = Path(path)
     with open(path, "rb") as file:
@@ -300,6 +316,10 @@ def _check_counts(history: History) -> None:
         raise ValueError(f"it would have {history.n_appended:,} steps, and its arrays have {max(n_steps, default=0):,}")
     if not 0 <= history.scalars.n_appended < 1 << 53:  # a row may lack values
         raise ValueError(f"it would have {history.scalars.n_appended:,} rows of scalars")
+    for track in (*history.tracks.values(), *history.scalars.tracks.values()):
+        _checked_inner(int(track.entry_steps()[3:].max(initial=-1)))
+        _checked_inner(int(track.entry_steps()[3:].min(initial=-1)))
+        history.scalars.inner = history.inner.up_to(track.entry_steps()[3:])
     for track in history.scalars.tracks.values():
         if not all(np.isin(array[..., 1], range(len(CODES))).all() for array in track.arrays()[1::2]):
             raise ValueError("a scalar is neither a number, NaN nor infinite")
@@ -310,6 +330,8 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
     history = History(list(_sources(header["sources"])), int(header["max_bytes"]))
     history.run, history.n_appended = str(header["run"]), int(header["n_appended"])
     history.name, history.tree = (printable(str(header.get(field, ""))) for field in ("name", "tree"))
+    n_inner, noun = header["inner"]
+    history.scalars.inner = InnerSteps(max(_checked_inner(int(n_inner)), 1), printable(str(noun)))
     tracks = [
         (
             history.new_track(printable(track_fields["source"]), track_fields["statistic"]),
@@ -329,8 +351,8 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
     if "header.json" not in archive.namelist():
         raise ValueError("it holds no run; `treeviz show` shows a file of arrays")
     header = parse_json(_content(archive, "header.json", _MOST_HEADER), None)
-    if header["format"] != FORMAT or header["version"] > VERSION:
-        raise ValueError(f"version {header['version']} of {header['format']}")
+    if header["format"] != FORMAT or header["version"] != VERSION:
+        raise ValueError(f"it has version {header['version']} of {header['format']}, and this treeviz reads {VERSION}")
     return header
 
 
@@ -422,10 +444,10 @@ class Journal:
         self._wait_s = self._try_again = 0.0
         self._take(history, Path(path))
 
-    def write(self, history: History, step: int, record: Record | ScalarRow) -> None:
+    def write(self, history: History, step: int, record: Record | ScalarRow, inner: int = -1) -> None:
         """Write the newest step or scalars. Disk errors are logged, not raised."""
         if os.getpid() == self._process:  # in a forked process, the file belongs to the parent
-            self._attempt(self._append, history, lambda: encode(history.n_records - 1, step, record))
+            self._attempt(self._append, history, lambda: encode(history.n_records - 1, step, record, inner))
 
     def catch_up(self, history: History, *, now: bool = False) -> None:
         """Retry to write what the file lacks, if a retry is due, or `now`."""

@@ -15,8 +15,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,12 +22,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.decode import Arrived, ReadSteps, counts_of, is_ready, n_inner_steps, read
 from treeviz.steps.recording.history import MOST_IDS, MOST_NAMES, History, ScalarRow, Sections
 from treeviz.steps.recording.history import Batch as BatchOfStep
 from treeviz.steps.recording.history_file import keep
-from treeviz.steps.statistics import StopTraining, name_of_result, result_kind
+from treeviz.steps.statistics import StopTraining, kind_of, name_of_result, result_kind
 from treeviz.tree.runtime import Lock, computed_once
 from treeviz.tree.text import class_name, printable
 
@@ -96,7 +93,7 @@ class Unchanged:
     def report(self, arrived: Sequence[Arrived], read: list[ReadSteps]) -> None:
         """Update from measurements, and add reports to the steps that were read from them."""
         followed = [measured for measured in arrived if measured.suffix not in self._done]
-        were_read = {(steps.suffix, call) for steps in read if followed for call in steps.calls}
+        were_read = {(steps.suffix, step) for steps in read if followed for step in steps.steps}
         for measured in followed:
             if measured.suffix in self._done or (measured.suffix, measured.step) not in were_read:
                 continue
@@ -115,21 +112,11 @@ class Unchanged:
                     has_changed = before is not None and not np.array_equal(unchanged, before)
                     if is_due or (n_before >= FIRST_REPORT and has_changed):
                         name = printable(name_of_result("unchanged") + measured.suffix)
-                        _add_zeros(read, measured, tree._replace(name=name), unchanged)
+                        zeros = {name: {"zeros": np.where(unchanged, tree.sizes, 0)[None]}}
+                        read.append(
+                            ReadSteps([measured.step], [-1], measured.suffix, [tree._replace(name=name)], zeros)
+                        )
                 first += n
-
-
-def _add_zeros(read: list[ReadSteps], arrived: Arrived, tree: MeasuredTree, is_zero: np.ndarray) -> None:
-    """Add a tree to the last step of a call, and split the steps around it."""
-    for i, steps in reversed([*enumerate(read)]):
-        if steps.suffix == arrived.suffix and arrived.step in steps.calls:
-            last = len(steps.calls) - 1 - steps.calls[::-1].index(arrived.step)
-            last_step = steps.part(last, last + 1)
-            zeros = {tree.name: {"zeros": np.where(is_zero, tree.sizes, 0)[None]}}
-            last_step = last_step._replace(sources=[*steps.sources, tree], numbers={**last_step.numbers, **zeros})
-            parts = (steps.part(0, last), last_step, steps.part(last + 1))
-            read[i : i + 1] = [part for part in parts if part.steps]
-            return
 
 
 # The user's scalars: checked at once, read when they are computed
@@ -141,8 +128,8 @@ class ArrivedScalars(NamedTuple):
     """Scalars that the user recorded, which may still be computing.
 
     Attributes:
-      step: The number of the step; with `call`, that of the call, whose inner steps count as steps.
-      call: The call's measurement, or None.
+      step: The number of the step.
+      call: The measurement of this call, whose inner steps an array may be of; or None.
     """
 
     step: int
@@ -167,9 +154,7 @@ class ArrivedScalars(NamedTuple):
             ids = np.asarray(self.batch).reshape(-1)
             batch = BatchOfStep(ids[:MOST_IDS].astype(np.int64), len(ids), _weight(values))
         n_inner = 1 if self.call is None else n_inner_steps(self.call)
-        return ScalarRow(
-            self.step * n_inner + n_inner - 1, {name: array for name, array in values.items() if len(array)}, batch
-        )
+        return ScalarRow(self.step, {name: array for name, array in values.items() if len(array)}, batch, n_inner)
 
 
 def _weight(values: Mapping[str, np.ndarray]) -> float:
@@ -324,7 +309,7 @@ class Batch(NamedTuple):
                     placed = sections.place(steps, history)
                     history.add_sources(placed.sources, max_bytes)
                     remaining = placed.part(n_done) if n_done else placed
-                    history.extend(remaining.steps, remaining.numbers)
+                    history.extend(remaining.steps, remaining.numbers, remaining.inner)
                     self.read[i] = placed
                 except ValueError as error:
                     self.read[i] = steps.part(0, n_done)
@@ -332,17 +317,11 @@ class Batch(NamedTuple):
             n_done = max(n_done - n, 0)
 
     @property
-    def calls(self) -> Iterator[tuple[tuple[str, int], list[int], list[int]]]:
-        """Yield each call's (suffix, number), the numbers of its steps, and of its non-finite steps."""
-        steps_of_calls = [
-            (read_steps.suffix, call, step, bad)
-            for read_steps in self.read
-            for bad in [read_steps.bad_steps]
-            for call, step in zip(read_steps.calls, read_steps.steps, strict=True)
-        ]
-        for call, group in groupby(steps_of_calls, key=itemgetter(0, 1)):
-            steps = [(step, bad) for *_, step, bad in group]
-            yield call, [step for step, _ in steps], [step for step, bad in steps if step in bad]
+    def calls(self) -> Iterator[tuple[tuple[str, int], bool]]:
+        """Yield each call's (suffix, number), and whether it has non-finite values."""
+        bad = {(steps.suffix, step) for steps in self.read for step in steps.bad_steps}
+        for call in dict.fromkeys((steps.suffix, step) for steps in self.read for step in steps.steps):
+            yield call, call in bad
 
 
 MOST_WAITING = 1024  # if none of them is ready, the oldest is dropped
@@ -363,8 +342,7 @@ class Recorder:
     Args:
       max_bytes: The memory limit of the history.
       members: As for `treeviz.steps.recording.decode.read`.
-      on_call: Called for each call that was read, with its (suffix, number), the numbers of its steps, and of its
-        non-finite steps.
+      on_call: Called for each call that was read, with its (suffix, number), and whether it has non-finite values.
       alarm: Called last after each read, since it may raise.
       at_once: The most waiting measurements if each is read as soon as it is ready, see `Pace`; 0: read in batches.
       most_late: `take` waits for the device while more measurements than this are unread; None: it never waits.
@@ -375,7 +353,7 @@ class Recorder:
         max_bytes: int,
         *,
         members: str = "joined",
-        on_call: Callable[[tuple[str, int], list[int], list[int]], None] | None = None,
+        on_call: Callable[[tuple[str, int], bool], None] | None = None,
         alarm: Alarm | None = None,
         at_once: int = 0,
         most_late: int | None = None,
@@ -464,7 +442,8 @@ class Recorder:
         """Enqueue scalars, without waiting for them. They are read together with measurements, or when many wait.
 
         Args:
-          step: The number of the step, or with `is_call` that of the call.
+          step: The number of the step.
+          is_call: It is the newest call, whose inner steps an array may be of.
 
         Raises:
           TypeError: A value is not a number, or is a tracer; or a batch is neither integers nor text.
@@ -548,11 +527,11 @@ class Recorder:
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
         failed = [*batch.put_into(self.history, self._sections, self._max_bytes)]
         self.n_dropped += sum(n for n, _ in failed)
-        if self._members == "joined" and batch.arrived:
-            self._learn_forward(batch.arrived[-1])
+        if batch.arrived:
+            self._learn_from(batch.arrived[-1])
         if self._on_call is not None:
-            for call, steps, bad in batch.calls:
-                self._on_call(call, steps, bad)
+            for call, is_bad in batch.calls:
+                self._on_call(call, is_bad)
         self._unfinished = None
         for _, error in failed[-1:]:
             warnings.warn(f"inspector: a step was not recorded: {error}", RuntimeWarning, stacklevel=2)
@@ -594,8 +573,12 @@ class Recorder:
                 n_failed += 1
         return steps, n_failed
 
-    def _learn_forward(self, arrived: Arrived) -> None:
-        for name, attribution in arrived.watches.items():
+    def _learn_from(self, arrived: Arrived) -> None:
+        """Keep what the program says: what its inner steps are, and in which order it uses the leaves."""
+        labels = {watch.label for watch in arrived.watches.values() if kind_of(watch.source.name) == "grads"}
+        if labels and all("micro-batch" in label for label in labels):
+            self.history.scalars.inner = self.history.inner._replace(noun="micro-batch")
+        for name, attribution in arrived.watches.items() if self._members == "joined" else ():
             if attribution.forward:
                 name = printable(name + arrived.suffix)
                 self.history.forward[name + self._sections.of(name, self.history)] = attribution.forward

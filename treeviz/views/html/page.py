@@ -31,7 +31,6 @@ from treeviz.views.text.cells import (
     note_part,
     span_texts,
     sparklines,
-    steps_text,
     times_text,
     type_text,
 )
@@ -322,7 +321,7 @@ def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
     marks = [(source, mark) for source in series for mark in source.marks]
     for source, mark in marks[:_N_FINDINGS]:
         path = table[mark.row].keystr or table.name
-        place = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {steps_text(source, mark.column)}"
+        place = f"{path if len(path) <= _LONG else '…' + path[1 - _LONG :]}, {source.steps_text(mark.column)}"
         yield f"<b>{text(_short(mark.kind))}</b> {text(place)}: {text(_short(mark_text(mark), 200))}\n"
     if len(marks) > _N_FINDINGS:
         yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"

@@ -57,8 +57,8 @@ def pack_histograms(histograms: Sequence[Histograms], add: Callable[[np.ndarray]
                 "n": len(starts),
                 "n_bins": n_bins,
                 "levels": _LEVELS,
-                "first": add(each.first_steps[starts]),
-                "last": add(each.last_steps[stops - 1]),
+                "first": add(each.first_steps[starts] // each.inner.n),
+                "last": add(each.last_steps[stops - 1] // each.inner.n),
                 "edges": [float(each.edges[bins.start]), float(each.edges[bins.stop])],
                 "heights": add(heights.astype(np.uint8)),
             }
@@ -234,6 +234,7 @@ def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.nda
         "band_step": _band_step(dtype),
         "first": add(series.first_steps),
         "last": add(series.last_steps),
+        "inner": series.inner,
         "start": add(start.astype(np.float32)),
         "step": add(step.astype(np.float32)),
         "codes": add(np.diff(codes[1], axis=1, prepend=dtype.type(0))),
@@ -313,7 +314,7 @@ def _heights(counts: np.ndarray) -> np.ndarray:
     return np.ceil(_HIGHEST * share).astype(np.uint8)
 
 
-FORMAT = 6  # of what a page holds and how: page_loader.js names it, too
+FORMAT = 7  # of what a page holds and how: page_loader.js names it, too
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes

@@ -31,7 +31,6 @@ from treeviz.views.text.cells import (
     note_part,
     series_of,
     shapes_of,
-    steps_text,
     times_text,
     type_cells,
 )
@@ -293,7 +292,8 @@ class HeatMapColumn:
         """The contents in words, for screen readers."""
         series = self._series
         scale = ", log scale" if series.log else ""
-        values = f"the {series.title} of each row over steps {series.first_steps[0]} to {series.last_steps[-1]}"
+        steps = series.inner.span_text(int(series.first_steps[0]), int(series.last_steps[-1]))
+        values = f"the {series.title} of each row over {steps}"
         return f"A heat map shows {values}, from {self.ends[0]}, dark, to {self.ends[1]}, light{scale}."
 
     def place(self, steps: np.ndarray) -> np.ndarray:
@@ -304,7 +304,8 @@ class HeatMapColumn:
         return self.x + self.width * (index + fraction) / len(first)
 
     def title(self, y: float) -> Iterator[Text]:
-        first, last = f"step {self._series.first_steps[0]}", str(self._series.last_steps[-1])
+        series = self._series
+        first, last = series.inner.text(series.first_steps[0]), series.inner.short_text(series.last_steps[-1])
         yield Text(self.x, y, first, "dim")
         if width_of(first) + width_of(last) < self.width:
             yield Text(self.x + self.width, y, last, "dim", "end")
@@ -718,7 +719,7 @@ def row_badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator
         notes = view.table.notes.get(row, ())
         badges = [(note_part(view.table, note).text, _BADGE_ROLES.get(note.kind, "warm")) for note in notes]
         for series, mark in marks.get(row, ()):
-            text = f"{mark.kind} at {steps_text(series, mark.column)}"
+            text = f"{mark.kind} at {series.steps_text(mark.column)}"
             badges.append((text, _BADGE_ROLES.get(mark.severity, "warm")))
         if shown in closed and counts[shown]:
             badges.append((counts[shown], "warm"))

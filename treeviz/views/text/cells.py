@@ -134,13 +134,7 @@ def mark_text(mark: FindingMark) -> str:
 def times_text(series: Series) -> str:
     """A title for the last value and the sparkline of a row: "grads norm at step 99 and since step 0"."""
     title = series.title if len(series.title) <= _TITLE else f"{series.title[: _TITLE - 1]}…"
-    return f"{title} at {steps_text(series, -1)} and since {steps_text(series, 0)}"
-
-
-def steps_text(series: Series, column: int) -> str:
-    """ "step 12", "steps 10 to 19"."""
-    first, last = int(series.first_steps[column]), int(series.last_steps[column])
-    return f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{title} at {series.steps_text(-1)} and since {series.steps_text(0)}"
 
 
 WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}

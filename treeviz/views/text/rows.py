@@ -30,7 +30,6 @@ from treeviz.views.text.cells import (
     marks_by_row,
     note_part,
     sparklines,
-    steps_text,
 )
 from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width, n_alike
 from treeviz.views.text.terminal import folded as folded_as_outliers
@@ -277,7 +276,7 @@ def outlier_lines(
     path_width = max(map(display_width, paths))
     if width < path_width + beside:
         sparks = [""] * len(found)  # the tree above shows them
-    spans = f"{main.title}, steps {int(main.first_steps[0])} to {int(main.last_steps[-1])}"
+    spans = f"{main.title}, {main.inner.span_text(int(main.first_steps[0]), int(main.last_steps[-1]))}"
     which = "worst leaves" if any(each.style != DIM for each in found) else "leaves that stand out"
     lines = [cut(glyphs.fit(f"{which} by {visible(spans)}"), width, glyphs.dots)]
     for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
@@ -326,10 +325,10 @@ def _reason(
         series, mark = found
         style = RED if is_bad else DIM if mark.severity == "info" else YELLOW
         return Outlier(
-            row, style, f"{mark.kind} at {steps_text(series, mark.column)}: {mark_text(mark).partition('. ')[0]}"
+            row, style, f"{mark.kind} at {series.steps_text(mark.column)}: {mark_text(mark).partition('. ')[0]}"
         )
     if is_bad:
-        return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {steps_text(main, bad_since)}")
+        return Outlier(row, RED, f"not finite {'since' if is_still else 'at'} {main.steps_text(bad_since)}")
     return Outlier(row, DIM, "zero" if ratio == 0 else f"{number_text(float(f'{ratio:.2g}'))} × the median")
 
 

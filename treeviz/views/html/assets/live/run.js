@@ -105,7 +105,7 @@ export class Live extends EventTarget {
       const base = new Series(tree.header.series[0], tree.buffers);
       const buckets = bucketsOf(base);
       this.rollUp = new RollUp(tree);
-      this.series = [new LiveSeries(base, tree.n, false), new LiveSeries({ name: `${base.name}.newest`, title: `${base.title}, newest steps`, digits: base.digits }, tree.n, true)];
+      this.series = [new LiveSeries(base, tree.n, false), new LiveSeries({ name: `${base.name}.newest`, title: `${base.title}, newest steps`, digits: base.digits, inner: base.inner }, tree.n, true)];
       for (const series of this.series) series.add(buckets);
       this.series[0].setFound(base.marks.map(([row, bucket, ...rest]) => [row, base.first[bucket], ...rest]));
     }

@@ -13,11 +13,12 @@ const LEAST_SHOWN = 32;
  */
 
 export class LiveSeries extends Timeline {
-  /** @param {{name: string, title: string, digits: number}} about @param {number} nRows @param {boolean} scrolls whether old buckets go, instead of being joined */
+  /** @param {{name: string, title: string, digits: number, inner: [number, string]}} about @param {number} nRows @param {boolean} scrolls whether old buckets go, instead of being joined */
   constructor(about, nRows, scrolls) {
     super();
     this.name = about.name;
     this.title = about.title;
+    this.inner = about.inner;
     this.digits = about.digits;
     this.nRows = nRows;
     this.scrolls = scrolls;

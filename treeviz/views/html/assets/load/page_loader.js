@@ -11,7 +11,7 @@
   };
 
   // The front end, a script of its own, reads the data of its hosts with it. The number is FORMAT in tree.js.
-  /** @type {any} */ (self)[Symbol.for("treeviz 6")] = bytesOf;
+  /** @type {any} */ (self)[Symbol.for("treeviz 7")] = bytesOf;
   /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type$=treeviz]")).forEach(async (block) => {
     block.type = "ran";
     try {

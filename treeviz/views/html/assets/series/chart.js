@@ -1,7 +1,6 @@
 // @ts-check
 // Charts of one row over time: a line for each series with a band from least to greatest value, and a table of the last values.
 import { h } from "../tree/dom.js";
-import { countText } from "../tree/numbers.js";
 
 /** @typedef {import("./series_view.js").SeriesView} SeriesView */
 /** @typedef {import("./series.js").Timeline} Timeline */
@@ -64,7 +63,7 @@ function lineChart(seriesView, series, row) {
     "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label, class: "chart" },
     ...yOf.ticks.map(([y, text]) => svg("g", {}, svg("path", { class: "grid", d: `M${LEFT} ${y}H${WIDTH - RIGHT}` }), svg("text", { x: LEFT - 5, y: y + 3, "text-anchor": "end" }, text))),
     ...[from, Math.floor((from + to - 1) / 2), to - 1].filter((bucket, i, all) => all.indexOf(bucket) === i).map((bucket, i, all) =>
-      svg("text", { x: xOf(bucket), y: HEIGHT - 5, "text-anchor": all.length < 2 ? "middle" : ["start", "middle", "end"][i] }, countText(i < all.length - 1 ? series.first[bucket] : series.last[bucket]))),
+      svg("text", { x: xOf(bucket), y: HEIGHT - 5, "text-anchor": all.length < 2 ? "middle" : ["start", "middle", "end"][i] }, series.stepText(i < all.length - 1 ? series.first[bucket] : series.last[bucket]))),
     svg("path", { class: "band", d: band }),
     svg("path", { class: "zero", d: zero }),
     svg("path", { class: "line", d: line }),

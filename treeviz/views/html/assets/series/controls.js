@@ -16,7 +16,10 @@ export function controls(seriesView) {
   const relative = h("select", { "aria-label": "Colors", title: "what the colors show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
     h("option", {}, "absolute"), h("option", {}, "relative to median"));
   const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
-  const zoom = () => seriesView.zoom(from.value === "" ? -Infinity : +from.value, to.value === "" ? Infinity : +to.value);
+  const zoom = () => {
+    const [n] = all[0].inner;
+    seriesView.zoom(from.value === "" ? -Infinity : +from.value * n, to.value === "" ? Infinity : (+to.value + 1) * n - 1);
+  };
   const from = step("From step", zoom);
   const to = step("To step", zoom);
   const whole = h("button", { title: "or double click in the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "All steps");
@@ -39,18 +42,19 @@ export function controls(seriesView) {
     findings.hidden = !nFound;
     findings.firstChild.textContent = `Findings (${countText(nFound)})`;
     findings.firstChild.dataset.severity = worstSeverity(seriesView);
-    const { first, last, n } = seriesView.all[0];
+    const { first, last, n, inner } = seriesView.all[0];
+    const stepOf = (position) => Math.floor(position / inner[0]);
     for (const input of [from, to]) {
-      input.min = first[0];
-      input.max = last[n - 1];
+      input.min = stepOf(first[0]);
+      input.max = stepOf(last[n - 1]);
     }
     choice.selectedIndex = seriesView.all.indexOf(series);
     log.checked = isLog;
     log.disabled = !series.isLog;
     const [start, end] = seriesView.span(series);
     const typedIn = grows ? element.getRootNode().activeElement : null;
-    if (typedIn !== from) from.value = series.first[start];
-    if (typedIn !== to) to.value = series.last[Math.min(end, series.n) - 1];
+    if (typedIn !== from) from.value = stepOf(series.first[start]);
+    if (typedIn !== to) to.value = stepOf(series.last[Math.min(end, series.n) - 1]);
     whole.hidden = seriesView.from === -Infinity && seriesView.to === Infinity;
     relative.hidden = !isLog;
     showColors();

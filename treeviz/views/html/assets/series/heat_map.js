@@ -2,7 +2,6 @@
 // The heat map at the right of the rows: a strip of color for each row on the screen, steps from left to right.
 import { h } from "../tree/dom.js";
 import { ROW_HEIGHT } from "../tree/grid.js";
-import { countText } from "../tree/numbers.js";
 import { hatchTile } from "./sparklines.js";
 
 /** @typedef {import("./series_view.js").SeriesView} SeriesView */
@@ -160,7 +159,9 @@ export class HeatMap {
     const n = Math.min(to, series.n) - from;
     const wide = this.width / (to - from); // pixels of a place
     const [start, end] = [series.first[from], series.last[from + n - 1]];
-    const apart = roundStep(((end - start + 1) * TICK) / Math.max(TICK, wide * n));
+    const least = ((end - start + 1) * TICK) / Math.max(TICK, wide * n);
+    const unit = least < series.inner[0] / 2 ? 1 : series.inner[0];
+    const apart = unit * roundStep(least / unit);
     const first = Math.ceil(start / apart) * apart;
     // Counted, since adding 1 to a step of 1e16 is not another step.
     let steps = Array.from({ length: (end - first) / apart + 1 }, (_, i) => first + i * apart);
@@ -172,7 +173,7 @@ export class HeatMap {
     this.axis.replaceChildren(scalars.strip, ...steps.flatMap((step) => {
       const bucket = series.bucketAt(step);
       const left = wide * (bucket - from + (step - series.first[bucket]) / (series.last[bucket] - series.first[bucket] + 1));
-      const label = h("span", {}, countText(step));
+      const label = h("span", {}, series.stepText(step));
       label.style.left = `${left}px`;
       return left + 8 * label.textContent.length < this.width ? [label] : [];
     }));
@@ -182,7 +183,7 @@ export class HeatMap {
   #showBand(first, last) {
     const { series, readout } = this.seriesView;
     const [from, to] = this.seriesView.span(series);
-    readout.textContent = `steps ${countText(series.first[first])} to ${countText(series.last[last])}`;
+    readout.textContent = series.spanText(series.first[first], series.last[last]);
     this.band.hidden = false;
     this.band.style.left = `${(100 * (first - from)) / (to - from)}%`;
     this.band.style.width = `${(100 * (last + 1 - first)) / (to - from)}%`;

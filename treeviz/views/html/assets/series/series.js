@@ -20,7 +20,9 @@ export class Timeline {
     this.isLog = true;
     /** How many buckets there are. */
     this.n = 0;
-    /** The first and the last step of each bucket. @type {ArrayLike<number>} */
+    /** How many inner steps a step has, such as micro-batches, and what they are: "" for what a step has once. @type {[number, string]} */
+    this.inner = [1, ""];
+    /** The positions of the first and the last step of each bucket: steps, or where these have inner steps `step * n + inner step`. @type {ArrayLike<number>} */
     this.first = [];
     /** @type {ArrayLike<number>} */
     this.last = [];
@@ -104,10 +106,24 @@ export class Timeline {
     return low;
   }
 
-  /** "step 12", "steps 10 to 19" @param {number} bucket */
+  /** "step 12", "steps 10 to 19"; "call 9, micro-batch 6" @param {number} bucket */
   stepsText(bucket) {
-    const [first, last] = [this.first[bucket], this.last[bucket]];
-    return first === last ? `step ${countText(first)}` : `steps ${countText(first)} to ${countText(last)}`;
+    return this.spanText(this.first[bucket], this.last[bucket]);
+  }
+
+  /** @param {number} first @param {number} last positions */
+  spanText(first, last) {
+    const [n, noun] = this.inner;
+    const word = n > 1 ? "call" : "step";
+    const [from, to] = [first, last].map((position) => this.stepText(position, `, ${noun} `));
+    return first === last ? `${word} ${from}` : noun ? `${word} ${from} to ${word} ${to}` : `${word}s ${from} to ${to}`;
+  }
+
+  /** "12"; "9:6" for inner step 6 of call 9 @param {number} position */
+  stepText(position, between = "") {
+    const [n, noun] = this.inner;
+    const inner = position % n;
+    return countText((position - inner) / n) + (noun && (between || inner) ? (between || ":") + countText(inner) : "");
   }
 
   /** The last value of each row, for sorting; Infinity where it is not finite. */
@@ -137,6 +153,7 @@ export class Series extends Timeline {
     this.name = spec.name;
     this.title = spec.title;
     this.isLog = spec.log;
+    this.inner = spec.inner;
     this.n = spec.n;
     this.first = buffers[spec.first];
     this.last = buffers[spec.last];

@@ -171,7 +171,7 @@ export class SeriesView {
     for (const series of this.all)
       for (const mark of series.marks) {
         const [row, bucket, kind, text, severity] = mark;
-        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity]}${countText(series.first[bucket])}`];
+        const note = [kind, `${text} (${series.stepsText(bucket)})`, -1, [], severity, `${SIGN_OF[severity]}${series.stepText(series.first[bucket])}`];
         view.tree.header.notes[row] = [...view.tree.notes(row), note];
         view.tree.hasNotes = true;
         this.noted.push([row, note, () => this.goTo(series, mark)]);

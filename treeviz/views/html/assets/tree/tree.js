@@ -2,7 +2,7 @@
 // Unpacks a table (views/html/payload.py) and computes what was not sent: parents, paths and roll-ups.
 import { bytesText, countText, numberText } from "./numbers.js";
 
-export const FORMAT = 6;
+export const FORMAT = 7;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // Join two values.
