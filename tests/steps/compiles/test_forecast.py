@@ -86,6 +86,12 @@ CASES: dict[str, tuple[Any, Any, Any, list[str]]] = {
         ONE,
         ["state['step']: weak type", "state: sharding: not committed → committed (7 of 8 leaves, since `state` has"],
     ),
+    "what is not read stays as it is": (
+        lambda s, x: {"w": s["w"] * jax.jit(lambda x, b: x[0])(x, s["b"]), "b": (s["b"] + 1, jnp.zeros(2))[1]},
+        {"w": jax.device_put(ONE, jax.devices()[0]), "b": ONE},
+        ONE,
+        [],
+    ),
     "what is not read is committed": (lambda s, x: {"w": s["w"] + 1}, {"w": W}, "committed", []),
 }
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util
+from jax.extend.core import Literal
 
 from treeviz.analysis.compare.aligned import MAPPINGS
 from treeviz.analysis.compare.difference import Difference, Differences
@@ -24,6 +25,7 @@ from treeviz.steps.compiles.types import (
     same_structure,
 )
 from treeviz.steps.tracing.jitted import dynamic_arguments, is_jitted, is_partial
+from treeviz.steps.tracing.primitives import JITS, called_jaxpr, needed, open_jaxpr
 from treeviz.tree.describers import load_libraries
 from treeviz.tree.keys import keystr
 from treeviz.tree.text import class_name, guarded, has_base, is_any, step_name
@@ -195,12 +197,10 @@ class TracedStep(NamedTuple):
     Attributes:
       arguments: The types of its arguments, by name.
       result: The types of its result.
-      reads_committed: Whether it reads a committed array, so that its results are committed.
     """
 
     arguments: dict[str, JitType]
     result: Part
-    reads_committed: bool
 
 
 # (step, args, kwargs) -> None for a step of another library
@@ -243,13 +243,12 @@ def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
             f"forecast: `{step_name(step)}` is jitted by another library than JAX, which treats leaves in its own way. "
             "Pass a function of arrays, or what jax.jit gave."
         )
-    leaves = tree_util.tree_leaves((args, kwargs))
-    if is_jitted(step):
-        positions, names = dynamic_arguments(step, args, kwargs)
-        leaves = tree_util.tree_leaves(([args[i] for i in positions], {name: kwargs[name] for name in names}))
     arguments = {name: jit_type(value) for name, value in named_arguments(step, args, kwargs).items()}
+    positions, keywords = dynamic_arguments(step, args, kwargs) if is_jitted(step) else (range(len(args)), kwargs)
+    given = [*arguments]
+    order = [*(given[i] for i in positions), *sorted(keywords)]
     result = Part(out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
-    return TracedStep(arguments, result, reads_committed(traced.jaxpr, leaves))
+    return TracedStep(_with_reads(arguments, order, traced.jaxpr), result)
 
 
 def out_tree(traced: Any) -> Any:
@@ -260,13 +259,37 @@ def out_tree(traced: Any) -> Any:
     return tree_util.tree_structure(traced.out_info, is_leaf=lambda x: type(x).__name__ == "OutInfo")
 
 
-def reads_committed(jaxpr: Any, leaves: Sequence[Any]) -> bool:
-    """Whether a program reads a committed argument; False if leaves and inputs cannot be matched."""
-    inputs = jaxpr.jaxpr.invars
-    if len(leaves) != len(inputs):
-        return False
-    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.jaxpr.outvars}
-    return any(is_committed(leaf) and id(var) in used for leaf, var in zip(leaves, inputs, strict=True))
+def _with_reads(arguments: dict[str, JitType], order: Sequence[str], jaxpr: Any) -> dict[str, JitType]:
+    """The types of arguments, with what a program reads; it reads none if leaves and inputs cannot be matched.
+
+    Args:
+      order: The names of the arguments in the order of the program's inputs.
+    """
+    n_leaves = sum(leaf.aval is not None for name in order for leaf in arguments[name].leaves)
+    inputs, read = iter(jaxpr.jaxpr.invars), _read(jaxpr.jaxpr)
+    if n_leaves != len(jaxpr.jaxpr.invars):
+        return arguments
+    types = {
+        name: [
+            leaf if leaf.aval is None else leaf._replace(is_read=next(inputs) in read)
+            for leaf in arguments[name].leaves
+        ]
+        for name in order
+    }
+    return arguments | {name: arguments[name]._replace(leaves=leaves) for name, leaves in types.items()}
+
+
+def _read(jaxpr: Any) -> set[Any]:
+    """The variables that a program reads; JAX drops what leads to no result before it compiles."""
+    read = [*jaxpr.outvars]
+    for eqn in needed(jaxpr, jaxpr.outvars, lambda eqn: bool(eqn.effects)).values():
+        if eqn.primitive.name in JITS:
+            inner = open_jaxpr(called_jaxpr(eqn))
+            inside = _read(inner)
+            read += [x for x, v in zip(eqn.invars, inner.invars, strict=True) if v in inside]
+        else:
+            read += eqn.invars
+    return {x for x in read if not isinstance(x, Literal)}
 
 
 def trace_of_arrays(
@@ -297,7 +320,8 @@ def trace_of_arrays(
         arguments[name] = JitType(
             argument_def, [jit_leaf(leaf) if is_array(leaf) else static_leaf(leaf) for leaf in argument_leaves]
         )
-    return TracedStep(arguments, result, reads_committed(jaxpr, arrays))
+    order = [*[*arguments][: len(args)], *sorted(kwargs)]
+    return TracedStep(_with_reads(arguments, order, jaxpr), result)
 
 
 def jit_leaf(leaf: Any) -> LeafType:
@@ -433,17 +457,22 @@ def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str,
 
 def _newly_committed(name: str, names: dict[str, Any], traced: TracedStep) -> list[Difference]:
     """State leaves that become committed: a program that reads any committed array commits its results."""
-    if not traced.reads_committed:
+    committed_name = next((key for key, value in traced.arguments.items() if any(map(_commits, value.leaves))), None)
+    if committed_name is None:
         return []
     leaves = tree_util.tree_flatten_with_path(names[name])[0]
     paths = [
         keystr(path)
         for (path, leaf), leaf_type in zip(leaves, traced.arguments[name].leaves, strict=True)
-        if leaf_type.aval is not None and not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
+        if leaf_type.is_read and not is_committed(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct)
     ]
-    committed_name = next(key for key, value in names.items() if any(map(is_committed, tree_util.tree_leaves(value))))
     hint = f"since `{committed_name}` has a committed array; commit these, too, with jax.device_put"
     if len(paths) > _MOST_PATHS:
         hint = f"{len(paths):,} of {len(leaves):,} leaves, {hint}"
         paths = [""]
     return [Difference(name + path, "sharding", "not committed", _COMMITTED, hint) for path in paths]
+
+
+def _commits(leaf: LeafType) -> bool:
+    """Whether results are committed because a program reads the leaf."""
+    return leaf.is_read and leaf.place is not None

@@ -33,11 +33,13 @@ class LeafType(NamedTuple):
       aval: Shape, dtype and weak type; None for a static leaf, which is not an array.
       place: The sharding of a committed array; None otherwise.
       value: The class, the text, and the hash or id of a Python value; None for an array.
+      is_read: Whether the traced program reads it. JAX compiles no program for the place of one that it does not read.
     """
 
     aval: Any
     place: Any = None
     value: tuple[type, str, Any] | None = None
+    is_read: bool = False
 
     @property
     def text(self) -> str:
