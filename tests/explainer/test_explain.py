@@ -124,6 +124,18 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: jax.tree.transpose(jax.tree.structure([0, 0]), jax.tree.structure((0, 0)), [(1, 2), (1, 2, 3)]),
         ["in [1]: the root: length: 2 children → 3 children"],
     ),
+    "transposition of trees that have one more in all": (
+        lambda: jax.tree.transpose(jax.tree.structure([0, 0]), jax.tree.structure((0, 0)), [(1, 2, 3)] * 2),
+        [f"in [{i}]: the root: length: 2 children → 3 children" for i in range(2)],
+    ),
+    "transposition: the outer tree": (
+        lambda: jax.tree.transpose(jax.tree.structure([0, 0]), jax.tree.structure((0, 0)), [(1, 2)] * 3),
+        ["the root: length: 2 children → 3 children"],
+    ),
+    "device_put: a string": (
+        lambda: jax.device_put({**params, "name": "adam", "ids": np.array(["x"])}),
+        ["['ids']: <U1[1]", "['name']: str 'adam'"],
+    ),
     "grad of integers": (
         lambda: jax.grad(lambda p: p["w"].sum())({"w": x, "step": 3, "ids": jnp.arange(2)}),
         ["the argument['ids']: int32[2]", "the argument['step']: int 3"],

@@ -397,6 +397,7 @@ _TAKE_ARRAYS = {
     "cond": "operands",
     "while_loop": "init_val_flat",
     "fun_remat": "args",
+    "device_put": "x",
 }
 
 
@@ -480,13 +481,16 @@ def _tangent_type(aval: Any) -> LeafType:
 
 
 def _explain_transpose(calls: Calls) -> Answer:
-    """`jax.tree.transpose`: the inner trees that differ from the first one."""
+    """`jax.tree.transpose`: where the tree differs from the outer one, or the inner trees from the first one."""
     frame_vars = calls[0].variables
-    outer, inner = frame_vars["outer_treedef"], frame_vars["inner_treedef"]
-    parts = outer.flatten_up_to(frame_vars["pytree_to_transpose"])
+    outer, inner, tree = (frame_vars[name] for name in ("outer_treedef", "inner_treedef", "pytree_to_transpose"))
+    misfits = map_mismatches(_of_zeros(outer), tree)
+    if misfits:
+        return "outer_treedef is no prefix of the tree", misfits
+    parts = outer.flatten_up_to(tree)
     like = next((part for part in parts if tree_util.tree_structure(part) == inner), None)
     if like is None and inner is not None:
-        return "", ()
+        like = _of_zeros(inner)
     paths = [
         keystr(path) for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
     ]
@@ -494,6 +498,10 @@ def _explain_transpose(calls: Calls) -> Answer:
         (path, difference) for path, part in zip(paths, parts, strict=True) for difference in map_mismatches(like, part)
     ]
     return "the trees to transpose are not alike", [f"in {path}: {difference}" for path, difference in differences]
+
+
+def _of_zeros(treedef: Any) -> Any:
+    return treedef.unflatten([0] * treedef.num_leaves)
 
 
 def _explain_argument_types(calls: Calls) -> Answer:
@@ -564,7 +572,7 @@ def _explain_compiled_shardings(calls: Calls) -> Answer:
 
 
 def _explain_invalid(calls: Calls) -> Answer:
-    """Loops, branches, `vmap` and `checkpoint`: the leaves that are not arrays."""
+    """Loops, branches, `vmap`, `checkpoint` and `device_put`: the leaves that are not arrays."""
     call = next((call for call in calls if _TAKE_ARRAYS.get(call.function) in call.variables), None)
     if call is None:
         return "", ()
