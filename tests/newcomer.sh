@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Does what README says, word for word, as someone who has nothing but the source: bash tests/newcomer.sh
 #
-# Builds the source distribution and unpacks it. There it runs the first command of "Set-up" in a fresh environment without any
-# extra, then the tour of five minutes, its commands in a shell included, and fails where README says something else.
-# Needs hatchling, and Python with venv: `apt-get` is told to do nothing. UV=FOLDER/uv installs with uv in place of pip.
+# Builds the source distribution and unpacks it. There it runs the command that installs treeviz in a fresh environment without
+# any extra, then all Python of README and its commands in a shell, and fails where README says something else.
+# Needs hatchling, and Python with venv. UV=FOLDER/uv installs with uv in place of pip.
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu} BROWSER=true # what "opens" a page
@@ -22,7 +22,6 @@ block() { # N: the N-th block of shell commands in README
 
 bin=$work/bin
 mkdir "$bin"
-printf '#!/bin/sh\n' >"$bin/apt-get"
 if [ -x "${UV:-}" ]; then
   cat >"$bin/python3" <<END
 #!/usr/bin/env bash
@@ -30,17 +29,17 @@ if [ -x "${UV:-}" ]; then
 printf '#!/bin/sh\nexec "$UV" pip "\$@" -q --python .venv/bin/python\n' >.venv/bin/pip
 chmod +x .venv/bin/pip
 END
+  chmod +x "$bin/python3"
 fi
-chmod +x "$bin"/*
 
-echo '--- Set-up'
+echo '--- Install'
 PATH=$bin:$PATH bash -ec "$(block 1)" >"$work/said"
 head -n 3 "$work/said"
 grep -q 'state · 450 leaves · 124.4 M parameters' "$work/said" && [ -s treeviz-demo.html ]
 .venv/bin/python -c 'import sys, importlib.util as util; sys.exit(any(map(util.find_spec, ["optax", "matplotlib", "pytest"])))'
 
-echo '--- The tour of five minutes'
-python=$PWD/.venv/bin/python readme=$PWD/tests/readme.py shell=$(block 3)
+echo '--- Its Python'
+python=$PWD/.venv/bin/python readme=$PWD/tests/readme.py shell=$(block 2)
 mkdir "$work/empty" && cd "$work/empty" # so that nothing but the installed package can be imported
 "$python" "$readme"
 [ -s gradients.html ]

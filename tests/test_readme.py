@@ -17,18 +17,16 @@ TEXT = README.read_text("utf-8")
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the texts name the device")
 def test_the_code_runs_from_top_to_bottom_and_prints_the_texts(tmp_path, monkeypatch):
-    pytest.importorskip("anywidget")
     monkeypatch.chdir(tmp_path)
     scope: dict = {}
     with jax.numpy_rank_promotion("allow"):
         assert as_it_runs(TEXT, scope) == TEXT
-    assert len(scope["inspector"].history) == 40 and scope["widget"].selected[0].shape == (32, 32)
+    assert len(scope["inspector"].history) == 40
     assert (tmp_path / "gradients.html").exists()
-    scope["widget"].close()
 
 
 def test_it_is_short_and_links_to_what_is_there():
-    assert len(TEXT.splitlines()) <= 200
+    assert len(TEXT.splitlines()) <= 150
     linked = set(re.findall(r"""(?:\]\(|src(?:set)?=")(?!https:)([^)"]+)""", TEXT))
     assert {"docs/picture-dark.png", "docs/pytrees.md"} <= linked
     assert [link for link in linked if not (HOUSE / link).exists()] == []

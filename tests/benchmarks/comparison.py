@@ -64,7 +64,7 @@ def _() -> bool:
     return "1 hidden array" in tv.render([Unknown()]).text()
 
 
-@says("when you want the code that would build the object again", "treescope")
+@says("if you want code that rebuilds the object", "treescope")
 def _() -> bool:
     import treescope
 
