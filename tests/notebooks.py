@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pythons
 from compiling import PLAIN_FLAGS
 
 HOUSE = Path(__file__).parents[1]
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def environment() -> dict[str, str]:
@@ -52,3 +54,19 @@ def executed(path: Path, tmp_path_factory: pytest.TempPathFactory):
             notebook = execute(read(path), tmp_path_factory.mktemp("notebook"))
             done.write_text(pytest.importorskip("nbformat").writes(notebook), "utf-8")
     return read(done)
+
+
+def check_views(notebook) -> None:
+    """No cell failed, and every view is there as a page and as text, also those beside widgets."""
+    views = 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error"
+            if WIDGET in output.get("data", {}):
+                assert output.data["text/html"] == ""  # where no widget can be, the page that comes next stands alone
+            elif "text/html" in output.get("data", {}):
+                views += 1
+                assert "data-treeviz" in output.data["text/html"]
+                assert re.search(r" leaves( ·|\n)| differences?: ", output.data["text/plain"])
+                assert "\x1b" not in output.data["text/plain"]
+    assert views

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from browser.driving import copied, copy_path, opened, settled
 from browser.jupyter import NOT_OURS, copy_untrusted, errors_in_cells, n_cells, run_all_cells, save, set_theme
+from notebooks import check_views, read
 
 NOTEBOOK = Path(__file__).parents[2] / "demos" / "01_see_a_model.ipynb"
 
@@ -149,8 +150,11 @@ def test_trees_are_displayed_without_a_call_and_all_else_as_before_with_treescop
     assert page.evaluate(RUN, WRONG) == "[]\n"
 
 
-def test_untrusted_the_first_rows_are_still_readable(page, lab, open_alone, shots):
+def test_a_saved_notebook_has_every_view_as_a_page_and_as_text_and_untrusted_its_first_rows(
+    page, lab, open_alone, shots
+):
     save(page)
+    check_views(read(lab.root / NOTEBOOK.name))
     untrusted = open_alone(copy_untrusted(lab, NOTEBOOK.name))
     details = untrusted.locator(".jp-OutputArea details").first
     details.wait_for()
