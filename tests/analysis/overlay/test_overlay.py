@@ -200,7 +200,7 @@ def vmap_takes(in_axes: Any, args: tuple[Any, ...]) -> bool:
 def test_there_is_a_mismatch_exactly_where_vmap_refuses(seed):
     rng = random.Random(seed)
     outcomes = []
-    while len(outcomes) < 300:
+    while len(outcomes) < 150:
         leaves = rng.choice([[np.ones((2, 2))], [np.ones((2, 3)), np.ones(2), None], [np.ones((2, 1)), 1.0, (), None]])
         axes = rng.choice([[0], [0, None], [0, 0, -2, None], [0, 1, None, True]])
         args = tuple(random_tree(rng, 3, leaves) for _ in range(rng.choice([1, 2, 2, 3])))
@@ -212,7 +212,7 @@ def test_there_is_a_mismatch_exactly_where_vmap_refuses(seed):
         found = tv.overlay(in_axes, args).differences
         outcomes.append(vmap_takes(in_axes, args))
         assert (not found) == outcomes[-1], f"{args}\n{in_axes}\n{found}"
-    assert 60 < sum(outcomes) < 240
+    assert 30 < sum(outcomes) < 120
 
 
 @pytest.mark.parametrize("name", SAMPLES)

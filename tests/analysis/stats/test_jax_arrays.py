@@ -101,7 +101,7 @@ def test_many_equal_numbers_have_their_own_value_as_mean_and_rms(dtype, value, h
     assert found["histogram"].sum() == 100_000
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int4", "int8", "int32", "uint32"])
 def test_a_device_without_float64_is_right_to_the_digits_of_float32(dtype, monkeypatch):
     monkeypatch.setattr("treeviz.analysis.stats.arrays.has_float64", lambda device: False)
     x = sample(dtype)
@@ -163,7 +163,7 @@ def test_a_sharded_array_is_read_as_it_lies(dtype, spec, how):
 )
 def test_nothing_is_left_on_an_array_and_donation_still_happens(dtype, how):
     for place in (jax.devices()[0], NamedSharding(mesh(4), P("a"))):
-        for n_rows in (4, 2 * stats_host.SMALL):
+        for n_rows in (4, 2 * stats_host.SMALL)[: 1 if how else 2]:  # the size matters on the host
             x = jax.device_put(jnp.ones((n_rows, 2), dtype), place)
             view = statistics({"x": x}, **how)
             assert x._npy_value is None
