@@ -93,7 +93,7 @@ def formatted_by_marimo(value) -> dict[str, str]:
 
     output = try_format(value)
     # A kernel of marimo serves the page in a frame as a file, and of these values only our views have scripts.
-    return {output.mimetype: _without_ids(re.sub(r"\S*/@file/\S+", "treeviz", output.data))}
+    return {output.mimetype: _without_ids(re.sub(r"(?<!\S)\S*/@file/\S+", "treeviz", output.data))}
 
 
 def is_ours(data: dict[str, str]) -> bool:
