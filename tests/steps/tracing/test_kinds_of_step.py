@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from watched import same_bytes, true_norms, watch, with_numbers
 
-pytestmark = pytest.mark.oldest_jax
+pytestmark = [pytest.mark.oldest_jax, pytest.mark.optimized]
 
 WIDTH, N_LAYERS, N_BATCHES = 8, 3, 4
 rng = np.random.default_rng(0)
@@ -244,20 +244,7 @@ def custom_vjp_in_scan():
     return of_loss(lambda params, x: scanned(params, x, lambda h, w: activation(h @ w)))
 
 
-# For the bits, as XLA compiles for a user; those of the other kinds say that nothing but measuring is added.
-OPTIMIZED = (
-    "layers in a scan",
-    "accumulation in a scan",
-    "an epoch in a scan",
-    "a while loop",
-    "cond in scan",
-    "vmap of scan",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.optimized] * (name in OPTIMIZED)) for name in KINDS]
-)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_step_with_a_loop_is_measured_and_keeps_its_bits(name, seen):
     of = KINDS[name]()
     step = jax.jit(of.step)
