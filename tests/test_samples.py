@@ -81,7 +81,7 @@ def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_
         text.encode()
         assert not ADDRESS.search(text), kind
         seen = re.sub(r'(<script type="text/)[^<]*', r"\1", text)  # without what is packed
-        bad = {character for character in seen if not character.isprintable()} - {"\n"}
+        bad = {character for character in {*seen} if not character.isprintable()} - {"\n"}
         assert bad == set(), kind
 
 
