@@ -172,8 +172,8 @@ def test_what_is_wrong_names_every_mismatch_where_jax_names_one(tmp_path_factory
         "[1]['k3']: only in the prefix: 0 (did you mean 'k2'?)",
         "(did you mean in_axes=({'k1': 0, 'k2': 0},)?)",
         "True ← ['layers']",
-        "the trees to transpose are not alike:\n  in [1]: ['x']: length: 2 children → 3 children",
-        "48 B of 64 B donated are reused · 1 donated in vain · 2 never read",
+        "the trees to transpose do not match:\n  in [1]: ['x']: length: 2 children → 3 children",
+        "48 B of 64 B donated are reused · 1 donated, not reused · 2 never read",
         "the function that jax.tree.map calls raised:\n  ['b']: float32[4] and float32[5]",
         "the arrays of the call that failed:\n  x: float32[5,8]\n  params['layers'][1]['w']: float32[4,2]",
     ):
@@ -217,8 +217,8 @@ def test_locate_nan_names_the_step_the_leaves_and_the_operation_line_and_cell(tm
     down = r"grads\['blocks'\]\[1\]\['mlp'\]\['down'\]"
     assert re.match(rf"nonfinite: {down} had [\d,]+ non-finite values at step 40\. 15 of 15", found)
     place = f"Cell In[{cell}], line {line} in rms_norm"
-    assert located.startswith(f"backward: div of the derivative at {place} gave 3 +Inf of 384, the first at [")
-    assert f"the backward pass of mul at {place} made NaN of it." in located
+    assert located.startswith(f"In the backward pass, div at {place} produced 3 +Inf (of 384), the first at [")
+    assert f"the backward pass of mul at {place} turned it into NaN." in located
     assert "The derivative of a square root, and so of a norm, is infinite at 0" in located
     source = codes[cell - 1].splitlines()[line - 1].strip()
     assert origin == f"backward | div | rms_norm | {line} | {source}\n"

@@ -325,7 +325,7 @@ class TestCustomPytreeNodes:
         part = [jnp.ones(2)]
         assert lines((part, part)) == [
             "tree  tuple  2",
-            "├─ [0]  list  1  stands in 2 places",
+            "├─ [0]  list  1  occurs in 2 places",
             "│  └─ [0]  float32[2]  1",
             "└─ [1]  list  1  shared with [0]",
             "   └─ [0]  float32[2]  1",

@@ -135,7 +135,7 @@ def test_no_pickle_is_opened_and_the_rest_is_shown(tmp_path):
     assert "pickled Python objects, which treeviz does not open" in view.find("bad")[0].facts.text
     for suffix in (".pkl", ".pickle", ".joblib"):
         (tmp_path / f"m{suffix}").touch()
-        with pytest.raises(LoadError, match="treeviz does not open pickles: that runs whatever code"):
+        with pytest.raises(LoadError, match="treeviz does not open pickles, since that runs the code"):
             read(tmp_path / f"m{suffix}")
     assert not trace.exists()
 
@@ -433,18 +433,18 @@ def test_what_is_no_file_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "m.npz")
     (tmp_path / "m.safetensors").symlink_to("/dev/zero")
     for name in ("m.npz", "m.safetensors"):
-        with pytest.raises(LoadError, match=f"{name} is neither a file nor a folder"):
+        with pytest.raises(LoadError, match=f"{name} is not a file or folder"):
             read(tmp_path / name)
     run = tmp_path / "run.treeviz"
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         make(run)
-        with pytest.raises(LoadError, match="is neither a file nor a folder"):
+        with pytest.raises(LoadError, match="is not a file or folder"):
             treeviz.GradientInspector.load(run)
         run.unlink()
     (tmp_path / "shards").mkdir()
     os.mkfifo(tmp_path / "shards" / "m.safetensors.index.json")
-    with pytest.raises(LoadError, match=r"m\.safetensors\.index\.json is no file"):
+    with pytest.raises(LoadError, match=r"m\.safetensors\.index\.json is not a file"):
         read(tmp_path / "shards")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(LoadError, match="empty is no checkpoint that treeviz knows"):
+    with pytest.raises(LoadError, match="empty is not a known checkpoint"):
         read(tmp_path / "empty")

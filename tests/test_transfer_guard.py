@@ -191,7 +191,10 @@ def test_a_nan_is_located_under_a_guard(level, place):
     w, zero = put(np.ones(3, np.float32)), put(np.array([1, 0, 2], np.float32))
     with PLACES[place](), jax.transfer_guard(level):
         found = locate_nan(step, w, zero)
-        assert found is not None and (found.primitive, str(found).partition(" at ")[0]) == ("log", "forward: log")
+        assert found is not None and (found.primitive, str(found).partition(" at ")[0]) == (
+            "log",
+            "In the forward pass, log",
+        )
 
 
 @pytest.mark.parametrize("level", LEVELS)

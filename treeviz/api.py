@@ -64,9 +64,9 @@ def apply_prefix(
     from treeviz.analysis.overlay.overlaid import USES, overlaid
 
     if use not in USES:
-        raise ValueError(f"overlay: there is no use {use!r}; there are {', '.join(map(repr, USES))}")
+        raise ValueError(f"overlay: unknown use={use!r}; use one of {', '.join(map(repr, USES))}")
     if mesh is not None and use != "shardings":
-        raise ValueError(f"overlay: mesh= is for use='shardings', and not for {use!r}")
+        raise ValueError(f"overlay: mesh= is only for use='shardings', not for {use!r}")
     if use == "in_axes" and type(tree) is not tuple:
         tree = (tree,)
     side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
@@ -155,7 +155,7 @@ def _checked(
     from treeviz.analysis.checks.rules import run_rules
 
     if for_ not in USES:
-        raise ValueError(f"check: for_ is one of {', '.join(map(repr, USES))}, and not {for_!r}")
+        raise ValueError(f"check: for_ must be one of {', '.join(map(repr, USES))}, not {for_!r}")
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     for code in ignore:
         _rule(code)
@@ -177,7 +177,7 @@ def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
     if use is True:
         use = "any"
     elif use not in USES:
-        raise TypeError(f"check= is an option, True or one of {', '.join(map(repr, USES))}.")
+        raise TypeError(f"check= must be True or one of {', '.join(map(repr, USES))}.")
     with gc_paused():
         table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))
     return prepared._replace(table=table)

@@ -163,7 +163,7 @@ def diff(
       ValueError: No array matches `stacked`.
     """
     if len(trees) < 2:
-        raise TypeError(f"diff: compares two trees or more, and was given {len(trees)}: diff(before, after)")
+        raise TypeError(f"diff: pass two or more trees, got {len(trees)}: diff(before, after)")
     first, *others = sides = [_side(tree, is_leaf) for tree in trees]
     found = [
         with_hints(
@@ -265,7 +265,7 @@ def assert_same(
             [f"… {n_more:,} more"] if n_more > 0 else []
         )
         summary = (
-            f"the trees are not the same: {n}" if found.differences else "it is not known if the trees are the same"
+            f"the trees are not the same: {n}" if found.differences else "it is unknown whether the trees are the same"
         )
         raise AssertionError("\n  ".join([summary, *shown]))
 

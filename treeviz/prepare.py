@@ -160,15 +160,15 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
         is_plain = is_any(type(tree), (bool, int, str))
         near = difflib.get_close_matches(name, (*_OPTIONS, *_MORE_OPTIONS[caller]), n=1)
         if is_plain or (near and _could_be_an_option(tree)):
-            why = f"{value_text(tree)} is none." if is_plain else f"beside={{{name!r}: …}} does so, too."
+            why = f"{value_text(tree)} is not one." if is_plain else f"beside={{{name!r}: …}} does so, too."
             raise TypeError(
                 f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
-                f"A keyword that is no option names another tree, and {why}"
+                f"Any other keyword names a tree to compare with; {why}"
             )
     others = {} if others is None else others
     if not isinstance(others, Mapping):
         raise TypeError(
-            f"{caller}: beside= is to be a dict of trees by name, and not a {class_name(type(others))}: "
+            f"{caller}: beside= must be a dict of trees by name, not a {class_name(type(others))}: "
             "beside={'grads': grads}"
         )
     twice = [name for name in others if name in trees]
@@ -230,7 +230,7 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
     from treeviz.analysis.user_columns import LeafFunction, column, function_columns
 
     if isinstance(columns, str):
-        raise ValueError(f"columns= is to be a list: columns=[{columns!r}]")
+        raise ValueError(f"columns= must be a list: columns=[{columns!r}]")
     functions = [
         item if isinstance(item, LeafFunction) else column(item)
         for item in columns

@@ -187,7 +187,7 @@ def read(path: str | os.PathLike[str], *, like: Any = None, follow_links: bool =
     except LoadError:
         raise
     except Exception as error:  # from the user's classes
-        raise LoadError(f"{shown}: like= is no tree to be filled: {error_text(error)}") from error
+        raise LoadError(f"{shown}: like= is not a tree that can be filled: {error_text(error)}") from error
 
 
 def identifier(path: str | os.PathLike[str]) -> str:
@@ -204,12 +204,12 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
     name, shown = path.name.lower(), visible(str(path), 1000)
     if path.suffix.lower() in _PICKLES:
         raise LoadError(
-            f"{shown} is a pickle by its name. treeviz does not open pickles: that runs whatever code the file "
-            "contains. Load it yourself, if you trust it, and call treeviz.render(tree)."
+            f"{shown} looks like a pickle. treeviz does not open pickles, since that runs the code in the "
+            "file. Load it yourself, if you trust it, and call treeviz.render(tree)."
         )
     if path.suffix.lower() == ".treeviz":
         raise LoadError(
-            f"{shown} is a recorded run, and no tree: `treeviz grads` shows it, and treeviz.GradientInspector.load "
+            f"{shown} is a recorded run, not a tree: `treeviz grads` shows it, and treeviz.GradientInspector.load "
             "reads it."
         )
     if _FLAX.fullmatch(name):
@@ -219,7 +219,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             return suffix, READERS[suffix]
     raise LoadError(
         f"{shown}: treeviz reads {', '.join(READERS)} files and folders of Orbax; `treeviz grads` reads recorded runs. "
-        "Load any other one yourself, and call treeviz.render(tree)."
+        "Load other files yourself, and call treeviz.render(tree)."
     )
 
 
@@ -253,7 +253,7 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
     if len(models) == 1:
         return lambda _: _of_file(models[0])[1](models[0])
     raise LoadError(
-        f"{visible(str(folder), 1000)} is no checkpoint that treeviz knows: neither Orbax wrote it, nor does it have "
+        f"{visible(str(folder), 1000)} is not a known checkpoint: it has neither Orbax's metadata nor "
         ".safetensors files. Name a file in it, or the folder of a checkpoint."
     )
 

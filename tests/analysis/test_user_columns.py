@@ -160,7 +160,7 @@ def test_a_column_of_another_length_is_refused():
 
 
 def test_what_is_no_column_is_refused():
-    with pytest.raises(TypeError, match="column: a function of a leaf is wanted, and not 3"):
+    with pytest.raises(TypeError, match="column: pass a function of a leaf, not 3"):
         treeviz.column(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="columns= is an option, a list of names, functions of a leaf"):
         treeviz.render([1.0], columns=[3])  # type: ignore[list-item]

@@ -1224,7 +1224,7 @@ def test_a_print_is_light_and_begins_with_what_a_check_has_found(shown):
     page.emulate_media(media="print", color_scheme="dark")
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     found = settled(page).locator(".printed p").all_inner_texts()
-    texts = ["['b']: T203: JAX turns float64 into float32", "['c']: T130: dtype object is no JAX type"]
+    texts = ["['b']: T203: JAX converts float64 to float32", "['c']: T130: dtype object is not a valid JAX type"]
     assert found[:2] == [f"info params{text}" for text in texts]
     assert found[2:] == ["shared params['d']['e']: T211: the same object as params['a']"], "it has no link on paper"
     assert box(page, ".printed")["y"] < box(page, ".head")["y"] and box(page, ".printed")["height"] > 20

@@ -22,9 +22,9 @@ def test_check_says_what_is_wrong_and_the_status_whether_an_error_is_among_it(tm
     assert main(["check", "--values", "params.npz", "--ignore", "T141"]) == DIFFERENT
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "T140 error at ['w']: 1 NaN among 2 values"
-    assert lines[2] == "T203 info at ['v']: JAX turns float64 into float32"
+    assert lines[2] == "T203 info at ['v']: JAX converts float64 to float32"
     assert main(["check", "params.npz", "--values", "--github"]) == DIFFERENT
-    assert "| `['v']` | info | T203 | JAX turns float64 into float32 |" in capsys.readouterr().out
+    assert "| `['v']` | info | T203 | JAX converts float64 to float32 |" in capsys.readouterr().out
     assert (
         main(["check", "params.npz", "--values", "--github", "--html", "found.html", "--text", "found.txt"])
         == DIFFERENT

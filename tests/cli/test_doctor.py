@@ -1,4 +1,4 @@
-"""`treeviz doctor`: the versions and the surroundings that a bug report needs."""
+"""`treeviz doctor`: versions and environment, for a bug report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_another_package_of_the_same_name_and_one_that_is_missing_are_problems(m
     assert main(["doctor"]) == DIFFERENT
     problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
     assert problems == [
-        "problem: treeviz provides an import name treeviz, too: pip uninstall treeviz",
+        "problem: treeviz also provides the import name treeviz: pip uninstall treeviz",
         "problem: anywidget is not installed",
     ]
 

@@ -1,4 +1,4 @@
-"""`treeviz grads RUN [RUN2]`: the gradients of a run, or where two runs part."""
+"""`treeviz grads RUN [RUN2]`: the gradients of a run, or where two runs diverge."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_gradients_of_a_run_are_shown(saved, capsys):
     assert main(["grads", "run.treeviz", "run.treeviz", "--find", "b/v"]) == 0
     assert capsys.readouterr().out.startswith("grads['b']['v']")
     assert main(["run.treeviz", "--stats"]) == TROUBLE
-    assert capsys.readouterr().err.startswith("treeviz: run.treeviz is a recorded run: it has no --stats")
+    assert capsys.readouterr().err.startswith("treeviz: run.treeviz is a recorded run: --stats")
 
 
 def test_of_two_runs_the_first_step_and_leaf_that_differ_are_named(saved, capsys):

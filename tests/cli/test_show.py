@@ -382,7 +382,7 @@ def test_no_output_replaces_what_is_read_or_may_be_a_checkpoint(params, capsys):
     Path("link.txt").symlink_to(params)
     os.link(params, "hard.html")
     before = {path: path.read_bytes() for path in params.parent.rglob("*") if path.is_file()}
-    read, in_folder = "would replace a file that is read", "would replace a file of the folder that is read"
+    read, in_folder = "would overwrite an input file", "would overwrite a file in the input folder"
     for command, file, option, out, why in (
         ("show", "params.npz", "html", "params.npz", read),
         ("show", "params.npz", "text", "link.txt", read),
@@ -393,7 +393,7 @@ def test_no_output_replaces_what_is_read_or_may_be_a_checkpoint(params, capsys):
             "params.npz",
             "md",
             "new.SafeTensors",
-            format_name := "has a name as of a checkpoint, a run or a module",
+            format_name := "is named like a checkpoint, a run or a module",
         ),
         ("diff", "zarr", "mmd", "new.treeviz", format_name),
         ("show", "params.npz", "html", "run.treeviz.journal", format_name),

@@ -212,7 +212,7 @@ NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "vmap: out_axes": (
         lambda: jax.vmap(lambda y: {"y": y}, out_axes={"z": 0})(x),
-        ["['z']: in the prefix, and not in the tree", "['y']: in the tree, and not in the prefix"],
+        ["['z']: in the prefix, but not in the tree", "['y']: in the tree, but not in the prefix"],
     ),
     "jit: in_shardings": (
         lambda: jax.jit(lambda p: p, in_shardings=({"w": None, "c": None},))(params),
@@ -220,7 +220,7 @@ NEW_FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "device_put: a device for each leaf": (
         lambda: jax.device_put(params, {"w": jax.devices()[0]}),
-        ["['b']: in the tree, and not in the prefix"],
+        ["['b']: in the tree, but not in the prefix"],
     ),
     "scan: a carry that gets another dtype": (
         lambda: scan(lambda c, _: ({**c, "h": c["h"].astype(jnp.bfloat16)}, None), {"h": x, "n": x}),

@@ -31,7 +31,7 @@ def test_a_file_that_flax_cannot_restore_is_compared_with_its_target():
     stored = serialization.to_bytes({"box": box({"w": x, "bias": x}), "opt": [x, AdamState(x, x, x)]})
     target = {"box": box({"w": x, "b": x}), "opt": [x, AdamState(x, x, x), x]}
     assert note_of(lambda: serialization.from_bytes(target, stored)) == [
-        "what is restored is no state of the target:",
+        "the restored tree does not match the target:",
         "['box']['params']['b']: only in the target: float32[2]",
         "['box']['params']['bias']: only in the file: float32[2]",
         "['opt']['2']: only in the target: float32[2]",
@@ -62,7 +62,7 @@ def test_a_class_of_the_users_that_restores_itself_does_not_cut_the_path(monkeyp
 
 def test_a_file_of_equinox_is_compared_with_the_tree_that_it_is_read_into(tmp_path):
     eqx = pytest.importorskip("equinox")
-    path, title = tmp_path / "model.eqx", "the file is not of such a tree:"
+    path, title = tmp_path / "model.eqx", "the file does not match the tree:"
     eqx.tree_serialise_leaves(path, {"a": np.ones((2, 3)), "b": x, "n": 3})
     read = lambda like: note_of(lambda: eqx.tree_deserialise_leaves(path, like))
     assert read({"a": np.ones((2, 4)), "b": jnp.ones(2, jnp.bfloat16), "n": 3}) == [
@@ -91,9 +91,9 @@ def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
         (adam, "params"): ["the updates do not match the params:", "['b']: only in the params: float32[2]"],
         (adam, "shape"): ["the updates do not match the params:", "['b']: shape: (4,) → (2,)"],
         (chain, "state"): ["updates and state[1][0].mu do not match:", "['b']: only in the updates: float32[2]"],
-        (adam, "sgd"): ["the state is of another optimizer:", "state[0]: EmptyState, which has no 'mu'"],
+        (adam, "sgd"): ["the state belongs to another optimizer:", "state[0]: EmptyState, which has no 'mu'"],
         (chain, "adam"): [
-            "the state is of another optimizer:",
+            "the state belongs to another optimizer:",
             "state[1]: EmptyState, for a chain of 2 transformations",
         ],
     }
@@ -115,7 +115,7 @@ def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
     ]
     lines = note_of(lambda: optax.sgd(0.1).update(model, optax.sgd(0.1).init(model), model))
     assert [line.partition(":")[0] for line in lines] == [
-        "an optimizer takes arrays alone",
+        "an optimizer accepts only arrays",
         "updates['act']",
         "params['act']",
     ]
@@ -172,7 +172,7 @@ def test_orbax_a_checkpoint_with_other_names_of_its_parts(tmp_path):
     with ocp.StandardCheckpointer() as saver:
         lines = note_of(lambda: saver.restore(tmp_path / "state", {"model": {"decoder": x}}))
     assert [line.partition(" (")[0] for line in lines] == [
-        "the checkpoint is not of the target:",
+        "the checkpoint does not match the target:",
         "['model']: only in the target: dict · 1 leaf",
         "['opt_state']: only in the checkpoint: list · 1 leaf",
         "['params']: only in the checkpoint: dict · 1 leaf",

@@ -40,7 +40,7 @@ def note_of(variables: Any, y: Any = x, *, model: Any = None, **kwargs: Any) -> 
 
 def test_flax_2941_an_input_of_another_size(variables):
     assert note_of(variables, jnp.ones((2, 3))) == [
-        "the parameters are of a model with other shapes:",
+        "the parameters belong to a model with other shapes:",
         "['params']['encoder']['kernel']: float32[5,4]: the layer makes it (3, 4) for its input",
         "inputs of Dense: float32[2,3]",
     ]
@@ -49,23 +49,23 @@ def test_flax_2941_an_input_of_another_size(variables):
 def test_parameters_without_their_collection(variables):
     plain = Model().init(jax.random.key(0), x)["params"]
     assert note_of(plain, model=Model())[1] == (
-        "['params']['encoder']['kernel']: not in the variables, which belong into it: pass {'params': variables}"
+        "['params']['encoder']['kernel']: not in the variables, which belong in it: pass {'params': variables}"
     )
     dense = nn.Dense(4)
     assert note_of(variables["params"]["encoder"], model=dense) == [
-        "the variables are no dict of collections:",
+        "the variables must be a dict of collections:",
         "['kernel']: float32[5,4] in place of a collection: pass {'params': variables}",
         "['bias']: float32[4] in place of a collection: pass {'params': variables}",
     ]
     assert note_of({"params": {"params": variables["params"]["encoder"]}}, model=dense) == [
-        "the variables are no dict of collections:",
-        "['params']['params']: the variables are inside once more: pass what is in ['params']",
+        "the variables must be a dict of collections:",
+        "['params']['params']: the variables are nested twice: pass what is in ['params']",
     ]
 
 
 def test_a_collection_that_is_not_there_and_one_that_may_not_change(variables):
     assert note_of({"params": variables["params"]})[:2] == [
-        "the model needs what is not in the variables:",
+        "the variables lack what the model needs:",
         "['batch_stats']['BatchNorm_0']['mean']: not in the variables, which have only 'params'",
     ]
     assert note_of(variables, train=True) == [

@@ -52,11 +52,11 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "jit: a sharding too many, beside a static argument": (
         lambda: jax.jit(weights, in_shardings=(whole, None), static_argnums=1)(params, "fast"),
-        ["[1]: None: a spec for no argument"],
+        ["[1]: None: a spec without an argument"],
     ),
     "jit: a dict for a tuple of one": (
         lambda: jax.jit(weights, in_shardings={"w": whole, "b": whole})(params),
-        ["the root: it has one spec for each argument, and is no tuple: put it into a tuple, in_shardings=(…,)"],
+        ["the root: it must be a tuple with one spec for each argument: put it into a tuple, in_shardings=(…,)"],
     ),
     "jit: in_shardings that do not divide": (
         lambda: jax.jit(weights, in_shardings=({"w": parts, "b": parts}, whole))(params, x),
@@ -112,7 +112,7 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "shard_map: a key that out_specs lacks": (
         lambda: mapped(same, (P(),), {"w": P()})(params),
-        ["['b']: in the tree, and not in the prefix"],
+        ["['b']: in the tree, but not in the prefix"],
     ),
     "shard_map: out_specs of an array with fewer axes": (
         lambda: mapped(same, (P(),), {"w": P(), "b": P(None, "d")})(params),
@@ -128,7 +128,7 @@ FAILURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "pmap: out_axes": (
         lambda: jax.pmap(same, out_axes={"w": 0})({"w": x, "b": x}),
-        ["['b']: in the tree, and not in the prefix"],
+        ["['b']: in the tree, but not in the prefix"],
     ),
     "pmap: more than there are devices": (
         lambda: jax.pmap(same)({"w": np.ones((1_000, 2), np.float32)}),

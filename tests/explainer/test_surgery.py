@@ -132,17 +132,17 @@ OF_EQUINOX: dict[str, tuple[Callable[[Eqx], Any], list[str]]] = {
     "fewer than where chose": (
         lambda of: of.at(lambda mlp: (mlp.layers[0].weight, mlp.layers[1].bias), (x,)),
         [
-            "where chose .layers[0].weight: float32[4,2]: replaced by float32[2]",
-            "where chose .layers[1].bias: float32[4]: nothing to replace it by",
+            "where selected .layers[0].weight: float32[4,2]: replaced by float32[2]",
+            "where selected .layers[1].bias: float32[4]: no replacement for it",
         ],
     ),
     "more than where chose": (
         lambda of: of.at(lambda mlp: [mlp.layers[0]], [x, 1]),
-        ["where chose .layers[0]: Linear: replaced by float32[2]", "replace[1]: int 1: for nothing"],
+        ["where selected .layers[0]: Linear: replaced by float32[2]", "replace[1]: int 1: nothing to replace"],
     ),
     "an array for a sequence": (
         lambda of: of.at(lambda mlp: mlp.layers[:1], x),
-        ["where chose .layers[0]: Linear", "replace: float32[2]: no sequence"],
+        ["where selected .layers[0]: Linear", "replace: float32[2]: not a sequence"],
     ),
     "a static field": (
         lambda of: of.at(lambda mlp: [mlp.layers[0].bias, mlp.width_size], [x, 3]),
@@ -154,7 +154,7 @@ OF_EQUINOX: dict[str, tuple[Callable[[Eqx], Any], list[str]]] = {
     ),
     "a method of a leaf": (
         lambda of: of.at(lambda mlp: mlp.layers[1].weight.T, x),
-        [".layers[1].weight: float32[4,4]: .T of a leaf is none of them"],
+        [".layers[1].weight: float32[4,4]: .T of a leaf is not one"],
     ),
     "a name that is not there": (
         lambda of: of.at(lambda mlp: mlp.layers[1].wieght, x),
@@ -164,7 +164,7 @@ OF_EQUINOX: dict[str, tuple[Callable[[Eqx], Any], list[str]]] = {
         lambda of: of.eqx.tree_at(
             lambda tree: [leaf for leaf in jax.tree.leaves(tree) if of.eqx.is_array(leaf)], {"a": x, "b": 1}, [2]
         ),
-        ["it chose 1 leaf first, and then 0", "['a']: float32[2]: chosen for what it is"],
+        ["it selected 1 leaf first, and then 0", "['a']: float32[2]: selected by its value"],
     ),
     "a layer, and what is in it": (
         lambda of: of.at(lambda mlp: (mlp.layers[1], mlp.layers[1].bias, mlp.layers[11]), (x, x, x)),

@@ -113,7 +113,7 @@ def test_who_holds_an_array_does_not_name_the_explorer():
     assert not any("treeviz" in line or "answer" in line or "<tuple>" in line for line in found), lines
     kept = tv.explore(tree, keep=True)
     (lines, *_) = answer(widget, "referrers", 1)
-    assert any("asked to keep" in line for _, line, *_ in lines["lines"])
+    assert any("with keep=True" in line for _, line, *_ in lines["lines"])
     kept.close()
 
 

@@ -203,7 +203,7 @@ def test_rows_that_are_not_there_are_dropped_and_logged(explore, caplog):
     widget = explore([1, 2])
     widget.selection = [1, 99, -1, 1]
     assert widget.selection == [1]
-    assert widget.logged == ["selection: of 4 rows 2 are none of this tree's, or too many"]
+    assert widget.logged == ["selection: of 4 rows 2 are not in this tree, or too many"]
     assert [record.name for record in caplog.records] == ["treeviz"]
 
 
@@ -364,7 +364,7 @@ def test_a_closed_explorer_has_let_go_and_says_so(explore):
     assert ref() is None
     assert repr(widget) == "explore: closed"
     for ask in (lambda: widget.selected, lambda: widget.tree, lambda: widget.table, lambda: setattr(widget, "tree", 1)):
-        with pytest.raises(ReferenceError, match="was closed"):
+        with pytest.raises(ReferenceError, match="is closed"):
             ask()
 
 

@@ -59,7 +59,7 @@ def test_no_leaf_is_kept_and_one_that_is_gone_is_said_so():
     gc.collect()
     assert ref() is None
     texts = [each.get("text", "") for each in answered(backend, "detail", 1)]
-    assert "other: it has been freed: nothing else held it" in texts
+    assert "other: it was freed: nothing else referenced it" in texts
     assert left[0]._npy_value is None
 
 

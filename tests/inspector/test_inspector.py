@@ -169,7 +169,7 @@ def test_an_ensemble_is_joined_into_one_norm_or_has_a_leaf_per_member(door):
 
 
 def test_members_that_nobody_knows_are_refused():
-    with pytest.raises(ValueError, match="members='all': there are 'joined' and 'each'"):
+    with pytest.raises(ValueError, match="members='all': use 'joined' or 'each'"):
         tv.GradientInspector(members="all")
 
 
@@ -200,9 +200,7 @@ def test_an_optimizers_state_tells_of_gradients_before_and_after_clipping_and_ma
 
 
 def test_a_tree_without_a_measurement_is_refused_with_what_would_do(layer):
-    with pytest.raises(
-        ValueError, match=r"record: there is no measurement in this list\. Give it what treeviz\.measure"
-    ):
+    with pytest.raises(ValueError, match=r"record: this list has no measurement\. Pass the result of treeviz\.measure"):
         tv.GradientInspector().record(layer)
 
 
@@ -300,7 +298,9 @@ def test_before_the_first_step_it_says_so():
     inspector = tv.GradientInspector()
     assert repr(inspector) == "GradientInspector: nothing was measured yet"
     assert inspector._repr_mimebundle_() == {"text/plain": repr(inspector)}
-    with pytest.raises(LookupError, match=r"nothing was measured yet\. Call the step that watch\(\) gave, or record"):
+    with pytest.raises(
+        LookupError, match=r"nothing was measured yet\. Call the step that watch\(\) returned, or record"
+    ):
         inspector.findings
 
 
@@ -424,10 +424,10 @@ def inspect_line(function, part: str) -> str:
 def test_of_a_step_whose_inputs_are_gone_locate_nan_says_which_there_are():
     inspector = run_with_reports(20, set())
     assert inspector.locate_nan() is None and inspector.locate_nan(step=18) is None
-    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept\. There are those of: 16, 17, 18, 19\."):
+    with pytest.raises(LookupError, match=r"the inputs of step 3 are not kept, only those of: 16, 17, 18, 19\."):
         inspector.locate_nan(3)
     inspector = run_with_reports(20, set(), every=5)
-    with pytest.raises(LookupError, match=r"There are those of: 0, 5, 10, 15\."):
+    with pytest.raises(LookupError, match=r"only those of: 0, 5, 10, 15\."):
         inspector.locate_nan(3)
 
 
@@ -449,7 +449,7 @@ def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_call
     found = next(finding for finding in inspector.findings if finding.kind == "nonfinite")
     assert (found.first, found.first_inner) == (2, 3) and "at call 2, inner step 3." in found.sentence
     assert inspector.locate_nan(2) == origin
-    with pytest.raises(LookupError, match=r"the inputs of step 1 are not kept\. There are those of: 2\."):
+    with pytest.raises(LookupError, match=r"the inputs of step 1 are not kept, only those of: 2\."):
         inspector.locate_nan(1)
 
 

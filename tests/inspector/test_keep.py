@@ -165,7 +165,7 @@ def test_a_second_run_of_the_same_program_leaves_the_first_ones_file_alone(tmp_p
         _, second = program(7, 8)
     assert (first, second) == (path, tmp_path / "run-2.treeviz")
     assert str(warned[0].message) == (
-        f"keep: {path} is not of this run, and stays as it is; this run is kept in {second}. To continue what is in a "
+        f"keep: {path} is not of this run and stays unchanged; this run is kept in {second}. To continue what is in a "
         f"file, begin with GradientInspector.load('{path}')."
     )
     assert warned[0].filename == __file__

@@ -70,7 +70,7 @@ def test_while_it_runs_the_speed_is_that_of_the_last_ten_seconds_and_then_that_o
 def test_a_total_that_is_no_number_of_steps_is_refused_by_every_door(total):
     inspector = tv.GradientInspector()
     for door in (inspector.live, inspector.explore, Progress):
-        with pytest.raises(ValueError, match=r"^total=.*: give the number of steps of the run, such as total=1000"):
+        with pytest.raises(ValueError, match=r"^total=.*: pass the number of steps of the run, such as total=1000"):
             door(total=total)
 
 

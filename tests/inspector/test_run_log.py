@@ -162,7 +162,7 @@ def test_runs_of_libraries_get_numbers_by_the_methods_that_they_document(monkeyp
 
 def test_what_is_no_logger_is_refused():
     inspector = tv.GradientInspector()
-    with pytest.raises(TypeError, match="int is not known as a logger"):
+    with pytest.raises(TypeError, match="int is not a known logger"):
         inspector.log_to(3)
     with pytest.raises(ValueError, match="every=0"):
         inspector.log_to(print, every=0)

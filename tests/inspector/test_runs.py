@@ -76,7 +76,7 @@ def test_a_definition_that_is_run_again_begins_a_run_that_is_shown_and_the_one_b
     )
     for run, told in ((0, "run by hand #2 · 2 steps"), (-1, "run by hand · 3 steps")):
         assert told in notebook.inspector.render(run=run).text()
-    assert "inspector.render(run=-1) shows the one before" in " ".join(notebook.inspector.notes)
+    assert "inspector.render(run=-1) shows the previous one" in " ".join(notebook.inspector.notes)
     with pytest.raises(LookupError):
         notebook.inspector.render(run=-2)
     assert before.run != notebook.inspector.history.run

@@ -28,7 +28,7 @@ def inspector(n_bad: int, **options) -> tv.GradientInspector:
 def test_the_first_lines_say_what_is_not_finite_and_how_to_find_the_operation(keeps_inputs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     view = inspector(4, keep_inputs=keeps_inputs).render()
-    call = "inspector.locate_nan() names the operation that made it."
+    call = "inspector.locate_nan() names the operation that produced it."
     how = call if keeps_inputs else f"With GradientInspector(keep_inputs=True), {call}"
     said = f"error: 4 of 4 leaves of grads were NaN or infinite at step 2. {how}"
     lines = view.text(width=60).splitlines()

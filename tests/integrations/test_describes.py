@@ -191,7 +191,7 @@ def test_a_leaf_with_a_shape_counts_as_an_array():
     "describer, text",
     [
         (lambda _: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda _: None, "TypeError: a describer returns a treeviz.Description, not None"),
+        (lambda _: None, "TypeError: a describer must return a treeviz.Description, not None"),
         (lambda _: treeviz.Description("modul"), "ValueError: there is no kind 'modul'; there are dict, list"),
         (lambda _: treeviz.Description(text=3), "TypeError: "),
         (lambda _: treeviz.Description(labels=["one", "two"]), "ValueError: zip() argument"),

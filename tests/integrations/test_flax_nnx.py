@@ -223,7 +223,7 @@ def test_an_object_that_is_no_pytree_says_so():
             self.weight = nnx.Param(jnp.ones(2))
 
     (row,) = walk_and_compare(Plain())
-    assert (row.kind, row.facts.text) == ("opaque", "an NNX object that is no pytree: nnx.split gives its arrays")
+    assert (row.kind, row.facts.text) == ("opaque", "an NNX object that is not a pytree: nnx.split gives its arrays")
     assert row.notes == ()
 
 

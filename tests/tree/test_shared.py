@@ -32,23 +32,23 @@ def badges(tree) -> dict[str, str]:
 def test_a_leaf_that_stands_in_two_places_says_where_it_was_met_first():
     w = jnp.ones(3)
     assert badges({"embed": w, "head": w, "other": jnp.ones(3)}) == {
-        "['embed']": "stands in 2 places",
+        "['embed']": "occurs in 2 places",
         "['head']": "['embed']",
     }
 
 
 def test_a_subtree_has_one_badge_and_what_is_in_it_none():
     block = Layer("n", np.ones(2), np.ones(3))
-    assert badges([block, block, block]) == {"[0]": "stands in 3 places", "[1]": "[0]", "[2]": "[0]"}
+    assert badges([block, block, block]) == {"[0]": "occurs in 3 places", "[1]": "[0]", "[2]": "[0]"}
 
 
 def test_a_leaf_of_a_shared_subtree_may_stand_elsewhere_too():
     assert badges(shared()) == {
-        "['embed']": "stands in 2 places",
+        "['embed']": "occurs in 2 places",
         "['head']": "['embed']",
-        "['blocks'][0]": "stands in 2 places",
+        "['blocks'][0]": "occurs in 2 places",
         "['blocks'][1]": "['blocks'][0]",
-        "['blocks'][0]['k']": "stands in 2 places",
+        "['blocks'][0]['k']": "occurs in 2 places",
         "['twice'][0]": "['blocks'][0]['k']",
     }
 
@@ -94,7 +94,7 @@ def test_an_object_that_cannot_change_has_no_badge(constant):
 
 @pytest.mark.parametrize("mutable", [Special(1, 2), {1}, object(), np.random.default_rng(0), [[]]], ids=type_name)
 def test_an_object_that_can_change_has_a_badge(mutable):
-    assert badges([mutable, mutable]) == {"[0]": "stands in 2 places", "[1]": "[0]"}
+    assert badges([mutable, mutable]) == {"[0]": "occurs in 2 places", "[1]": "[0]"}
 
 
 def test_unique_totals_count_what_is_shared_once():

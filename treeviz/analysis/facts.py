@@ -28,7 +28,7 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),
         table.fact_column("dtype", [_dtype(f) for f in facts], help="The dtype; ~ before it: weakly typed"),
-        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="How it is spread over devices"),
+        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="How it is sharded over devices"),
     )
 
 
@@ -487,7 +487,7 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
 
 
 def _n_devices(table: TreeTable, memory: Memory, held: Held) -> Column:
-    options: dict = {"format": "count", "help": "Devices with a part of it"}
+    options: dict = {"format": "count", "help": "Devices that hold part of it"}
     if held.is_plain:
         levels = np.where(memory.group >= 0, held.n_devices, np.nan)
         return table.fact_column("devices", levels, rollup="max", **options)

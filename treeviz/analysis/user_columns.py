@@ -67,7 +67,7 @@ def column(
       ValueError: Unknown `format` or `rollup`.
     """
     if not callable(function):
-        raise TypeError(f"column: a function of a leaf is wanted, and not {value_text(function)}")
+        raise TypeError(f"column: pass a function of a leaf, not {value_text(function)}")
     for option, value, known in (("format", format, (None, *_FORMATS)), ("rollup", rollup, _ROLLUPS)):
         if value not in known:
             raise ValueError(f"column: there is no {option} {value!r}; there are {', '.join(map(repr, known))}.")

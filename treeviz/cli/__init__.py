@@ -18,19 +18,19 @@ from treeviz.tree.runtime import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
 _COMMANDS = (show, diff, check, grads, demo, doctor)
-_DESCRIPTION = "See what is in a JAX pytree, how two differ, what is wrong, and how a run went."
+_DESCRIPTION = "Inspect, diff and check JAX pytrees in files, and show recorded runs."
 _EPILOG = """\
 examples:
   treeviz model.safetensors                  what is in a file; no value is read
   treeviz params.npz --find 'bytes:>100M'    the rows that match
   treeviz params.npz --html params.html      a page that works offline
   treeviz diff base.npz tuned.safetensors    every difference
-  treeviz check params.npz --values          what is wrong with it
+  treeviz check params.npz --values          problems, also in its values
   treeviz grads run.treeviz --open           the gradients of a recorded run
 
 `treeviz FILE` is `treeviz show FILE`; a file with the name of a command is
 ./check. The status is 0; 1 for a difference, an error that check found, or no
-match; 2 for trouble. Completion in a shell: pip install "jax-treeviz[cli]",
+match; 2 for a failure. Completion in a shell: pip install "jax-treeviz[cli]",
 then eval "$(register-python-argcomplete treeviz)".
 """
 

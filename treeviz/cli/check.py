@@ -8,15 +8,15 @@ from typing import Any
 from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, print_text
 from treeviz.cli.source import add_source, load, name_of
 
-_JSON = "all rows and the findings, for programs, as treeviz/views/schema.json describes"
+_JSON = "all rows and the findings, for programs; the format: treeviz/views/schema.json"
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
-        "check", help="what is wrong with it", description="Say what is wrong with the tree in a file."
+        "check", help="check a tree for problems", description="Check the tree in a file for problems."
     )
     add_source(parser, "file", nargs="?")
-    parser.add_argument("--explain", metavar="CODE", help="say what a rule looks for, as T101")
+    parser.add_argument("--explain", metavar="CODE", help="explain a rule, for example T101")
     parser.add_argument(
         "--for",
         dest="for_",
@@ -25,8 +25,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="what the tree is for: arguments of jit, parameters of grad, a state to save",
     )
     parser.add_argument("--values", action="store_true", help="read the values: NaN, infinities, zeros")
-    parser.add_argument("--ignore", metavar="CODE", action="append", default=[], help="leave a rule out; repeatable")
-    add_outputs(parser, text="the findings, as a pipe gets them", json=_JSON, width=None)
+    parser.add_argument("--ignore", metavar="CODE", action="append", default=[], help="skip a rule; repeatable")
+    add_outputs(parser, text="the findings as text", json=_JSON, width=None)
     return parser
 
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         print_text(explain(options.explain))
         return SAME
     if options.file is None:
-        raise ValueError("check: which file? See treeviz check --help")
+        raise ValueError("check: name a file; see treeviz check --help")
     tree = load(options.file, options)  # before JAX is imported, so that a bad file is refused at once
     from treeviz.api import checked_tree
 

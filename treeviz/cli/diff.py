@@ -30,27 +30,27 @@ _ABOUT_VALUES = ("delta", "relative", "differ")
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "diff",
-        help="every difference between two; the drift of every leaf over more",
-        description="Show every difference between the trees in two files, or, of three or more checkpoints, how far "
-        "every leaf has moved from the first. Status 1 if they differ.",
+        help="every difference between two; the drift of each leaf over several",
+        description="Show every difference between the trees in two files. For three or more checkpoints: how far each "
+        "leaf has moved from the first. Status 1 if they differ.",
     )
     add_source(parser, "files", nargs="+")
     parser.add_argument(
-        "--no-values", dest="values", action="store_false", help="compare structure, shapes and dtypes alone"
+        "--no-values", dest="values", action="store_false", help="compare only structure, shapes and dtypes"
     )
     parser.add_argument(
         "--stacked",
         metavar="GLOB",
         action="append",
         default=[],
-        help="the arrays that hold all layers along their first axis, as 'layers/*': say in which layers they differ; "
+        help="arrays with all layers along their first axis, for example 'layers/*': show which layers differ; "
         "repeatable",
     )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
     add_list(
         parser,
-        sort="list the leaves that differ, the greatest first: by delta, relative, differ, bytes …",
+        sort="list the leaves that differ, the largest difference first: by delta, relative, differ, bytes …",
         top="list the first N of those rows, or of those that differ",
     )
     add_outputs(parser)
@@ -59,7 +59,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if len(options.files) < 2:
-        raise ValueError("diff: compares two files or more")
+        raise ValueError("diff: pass two or more files")
     return _two(options) if len(options.files) == 2 else _drift(options)
 
 
@@ -112,9 +112,9 @@ def _drift(options: argparse.Namespace) -> int:
     from treeviz.views.tree_view import TreeView
 
     if not options.values or options.rtol or options.atol or options.stacked:
-        raise ValueError("diff: of more than two files whole values are compared, and without a tolerance")
+        raise ValueError("diff: with more than two files, values are compared in full and without tolerances")
     if is_list(options):
-        raise ValueError("diff: --find, --sort and --top list what differs between two files, and not between more")
+        raise ValueError("diff: --find, --sort and --top work with two files only")
     files, steps = _in_order(options.files)
     sides = (Side(*scanned(load(file, options), None, name_of(files[0]))) for file in files)
     first = next(sides)

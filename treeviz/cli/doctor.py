@@ -28,7 +28,7 @@ _OTHERS = (
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
-    about = "the versions and the surroundings that a bug report needs"
+    about = "versions and environment, for a bug report"
     return commands.add_parser("doctor", help=about, description=f"Print {about}; status 1 if something is wrong.")
 
 
@@ -58,7 +58,7 @@ def _facts() -> dict[str, str]:
 
 def _problems() -> list[str]:
     problems = [
-        f"{name} provides an import name treeviz, too: pip uninstall {name}"
+        f"{name} also provides the import name treeviz: pip uninstall {name}"
         for name in _distributions()
         if name != "jax-treeviz"
     ]

@@ -14,18 +14,18 @@ from treeviz.tree.text import visible
 def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "grads",
-        help="the gradients of a run, or where two runs part",
-        description="Show the gradients of a run. Of two runs: at which step they part, in which leaf first, and the "
-        "ratio of their norms over the steps, and their losses.",
+        help="the gradients of a run, or where two runs diverge",
+        description="Show the gradients of a run. For two runs: the first step and leaf where they diverge, the ratio "
+        "of their norms over the steps, and their losses.",
     )
     parser.add_argument(
         "run_file",
         metavar="RUN",
         type=Path,
-        help="a .treeviz file, as inspector.save and inspector.keep write it",
+        help="a .treeviz file, written by inspector.save or inspector.keep",
     )
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
-    parser.add_argument("--tree", metavar="NAME", help="which of several trees to show, or to compare")
+    parser.add_argument("--tree", metavar="NAME", help="the tree to show or compare, if there are several")
     add_rows(parser)
     add_outputs(parser)
     return parser

@@ -20,12 +20,12 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses, as those of diff and gr
 _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png", "md": ".md", "mmd": ".mmd"}
 _HELP = {
     "html": "a page that works offline",
-    "json": "all rows, for programs, as treeviz/views/schema.json describes",
-    "text": "all rows as text, as a pipe gets them",
+    "json": "all rows, for programs; the format: treeviz/views/schema.json",
+    "text": "all rows as text",
     "svg": "a picture of the first rows",
     "png": "the same picture; needs matplotlib",
-    "md": "the first rows as a table of Markdown",
-    "mmd": "the first rows as a diagram of Mermaid",
+    "md": "the first rows as a Markdown table",
+    "mmd": "the first rows as a Mermaid diagram",
     "width": "all rows as text, in lines of at most N characters",
 }
 _OUR_JSON = b'{"format": "treeviz'
@@ -67,11 +67,11 @@ def check_outputs(options: argparse.Namespace) -> None:
             continue
         path, why = Path(os.path.realpath(out)), ""
         if any(os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path) for file in inputs):
-            why = "would replace a file that is read"
+            why = "would overwrite an input file"
         elif names_a_format(path.name):
-            why = "has a name as of a checkpoint, a run or a module"
+            why = "is named like a checkpoint, a run or a module"
         elif _may_be_of_a_folder(path, suffix) and any(path.is_relative_to(os.path.realpath(file)) for file in inputs):
-            why = "would replace a file of the folder that is read"
+            why = "would overwrite a file in the input folder"
         if why:
             raise ValueError(f"--{name} {one_line(out)} {why}. Write --{name} tree{suffix}, for example.")
 
@@ -89,7 +89,7 @@ def number(unit: str) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal():
-            raise argparse.ArgumentTypeError(f"a number of {unit}, from 0 on, and not {text!r}")
+            raise argparse.ArgumentTypeError(f"expected a number of {unit}, 0 or more, not {text!r}")
         return int(text)
 
     return read

@@ -40,18 +40,20 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Declare the options that select the rows to show."""
     add_list(parser)
-    parser.add_argument("--depth", metavar="N", type=number("levels"), help="show N levels")
-    parser.add_argument("--columns", metavar="NAMES", help="the columns to show, as dtype,bytes")
+    parser.add_argument("--depth", metavar="N", type=number("levels"), help="show only N levels")
+    parser.add_argument("--columns", metavar="NAMES", help="the columns to show, for example dtype,bytes")
 
 
 def add_list(
     parser: argparse.ArgumentParser,
-    sort: str = "list the leaves, the greatest first: by bytes, rms, a run's grads_norm …",
+    sort: str = "list the leaves, the largest first: by bytes, rms, a run's grads_norm …",
     top: str = "list the first N rows; without --find or --sort the N largest leaves",
 ) -> None:
     """Declare the options that list rows."""
     parser.add_argument(
-        "--find", metavar="QUERY", help="list the rows that match, as in the page's search box: 'bytes:>100M', kernel …"
+        "--find",
+        metavar="QUERY",
+        help="list the rows that match a query of the page's search box: 'bytes:>100M', kernel …",
     )
     parser.add_argument("--sort", metavar="COLUMN", help=sort)
     parser.add_argument("--top", metavar="N", type=number("rows"), help=top)
@@ -65,17 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         action="append",
         default=[],
-        help="the arrays that hold all layers along their first axis, as 'layers/*': show a row for each layer; "
+        help="arrays with all layers along their first axis, for example 'layers/*': show a row for each layer; "
         "repeatable",
     )
-    parser.add_argument("--whole", action="store_true", help="walk and read all of it, however long that takes")
+    parser.add_argument("--whole", action="store_true", help="read the whole tree, however long that takes")
     add_outputs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.what.endswith(".treeviz"):
         if options.stats or options.stacked or options.like:
-            raise ValueError(f"{one_line(options.what)} is a recorded run: it has no --stats, --stacked and --like")
+            raise ValueError(f"{one_line(options.what)} is a recorded run: --stats, --stacked and --like do not apply")
         return shown(with_run_options(recorded(options.what).render(), options), options)
     return show(options, lambda: load(options.what, options), name_of(options.what))
 
@@ -92,7 +94,7 @@ def recorded(file: str | Path) -> GradientInspector:
     try:
         _ = inspector.history
     except LookupError:
-        text = "no step was measured in this run; a run that is kept writes its steps once a second, and when it ends"
+        text = "no step was measured in this run yet; inspector.keep writes steps once a second and at the end"
         raise ValueError(f"{one_line(str(file))}: {text}") from None
     return inspector
 
@@ -184,7 +186,7 @@ def deliver_list(
     if sort is not None:
         (column,) = view.table.chosen([sort])
         if column.format not in WRITE:
-            raise ValueError(f"--sort {sort}: a column of numbers, and not of text")
+            raise ValueError(f"--sort {sort}: choose a column of numbers, not of text")
         columns = [column, *(other for other in columns if other is not column)]
         values = view.table.rolled(column)
         known = [row for row in rows if is_first(row) or not math.isnan(values[row.number])]

@@ -88,14 +88,14 @@ def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "
     from treeviz.reader import READERS
 
     others = [
-        "a folder of Orbax or of .safetensors",
+        "an Orbax or .safetensors folder",
         *([extra_format] if extra_format else []),
-        "or an object in Python, package.module:name",
+        "or a Python object, package.module:name",
     ]
     formats = "; ".join([", ".join(READERS), *others])
     parser.add_argument(name, metavar="FILE", help=formats, **options)
-    parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that makes it")
-    parser.add_argument("--follow-links", action="store_true", help="read what links in a folder lead to, anywhere")
+    parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that returns it")
+    parser.add_argument("--follow-links", action="store_true", help="follow links that lead out of a folder")
 
 
 def load(source: str, options: argparse.Namespace) -> Any:

@@ -97,7 +97,7 @@ def explain_vmap_result(calls: Calls) -> Answer:
     out_tree = next(call.variables["out_tree"] for call in calls if call.function == "vmap_f")
     names = paths(out_tree())
     if not all(map(is_jit_value, outs)):
-        return "vmap returns arrays and numbers alone", [
+        return "vmap returns only arrays and numbers", [
             f"result{path}: {describe_value(leaf)}: {remedy(leaf)}"
             for path, leaf in zip(names, outs, strict=True)
             if not is_jit_value(leaf)
@@ -129,8 +129,8 @@ def explain_broadcast(calls: Calls) -> Answer:
 
 def _explain_not_a_prefix(name: str, prefix: Any, tree: Any) -> Answer:
     differences = map_mismatches(prefix, tree, is_leaf=lambda node: node is None)
-    words = {"missing": "in the prefix, and not in the tree", "extra": "in the tree, and not in the prefix"}
-    return f"{name} is no prefix of the tree", [
+    words = {"missing": "in the prefix, but not in the tree", "extra": "in the tree, but not in the prefix"}
+    return f"{name} is not a prefix of the tree", [
         f"{difference.path or 'the root'}: {words[difference.kind]}" if difference.kind in words else difference
         for difference in differences
     ]
@@ -149,7 +149,7 @@ def explain_shardings(calls: Calls) -> Answer:
     if type(specs) is not tuple:
         differences = apply_prefix((specs,), args, use="shardings").differences
         hint = "" if differences else ": put it into a tuple, in_shardings=(…,)"
-        return title, [f"the root: it has one spec for each argument, and is no tuple{hint}"]
+        return title, [f"the root: it must be a tuple with one spec for each argument{hint}"]
     return title, _argument_differences(specs, args, "shardings")
 
 
@@ -166,7 +166,7 @@ def _argument_differences(specs: tuple, args: tuple, use: str, mesh: Any = None)
     """The differences between specs and arguments, including missing and surplus specs."""
     names = [f"[{i}]" for i in range(max(len(specs), len(args)))]
     surplus = [
-        f"{name}: {value_text(spec, 60)}: a spec for no argument" for name, spec in zip(names, specs, strict=False)
+        f"{name}: {value_text(spec, 60)}: a spec without an argument" for name, spec in zip(names, specs, strict=False)
     ]
     missing = [
         f"{name}{path}: {describe_value(leaf)}: no spec"
@@ -229,7 +229,7 @@ def _too_many(args: Sequence[Any], in_axes: Any, n: int) -> Answer:
 def _explain_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
     no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_jit_value(leaf)]
     if no_arrays:
-        return f"{function} takes arrays and numbers alone", [
+        return f"{function} accepts only arrays and numbers", [
             f"{path}: {describe_value(leaf)}: {remedy(leaf)}" for path, leaf in no_arrays
         ]
     title, use = f"{name} does not fit the arguments", "shardings" if name == "in_specs" else name
@@ -365,7 +365,7 @@ def explain_scanned(calls: Calls) -> Answer:
     leaves = leaves_of(frame_vars["args"].unflatten()[1] if "args" in frame_vars else frame_vars["xs"])
     lengths = [(path, leaf.shape[0] if getattr(leaf, "shape", ()) else None, leaf) for path, leaf in leaves]
     usual = frame_vars.get("length") or _most_common(Counter(n for _, n, _ in lengths if n is not None))
-    return f"scan goes along the first axis{f', here of {usual}' if usual else ''}", [
+    return f"scan runs along the first axis{f', here of {usual}' if usual else ''}", [
         f"xs{path}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
     ]
 
@@ -375,7 +375,7 @@ def explain_associative_scan(calls: Calls) -> Answer:
     axis = frame_vars["axis"]
     lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(frame_vars["elems"])]
     usual = _most_common(Counter(n for _, n, _ in lengths))
-    return f"associative_scan goes along axis {axis}{f', here of {usual}' if usual else ''}", [
+    return f"associative_scan runs along axis {axis}{f', here of {usual}' if usual else ''}", [
         f"{path or 'the argument'}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
     ]
 
@@ -497,7 +497,7 @@ def _explain_transpose(calls: Calls) -> Answer:
     differences = [
         (path, difference) for path, part in zip(paths, parts, strict=True) for difference in map_mismatches(like, part)
     ]
-    return "the trees to transpose are not alike", [f"in {path}: {difference}" for path, difference in differences]
+    return "the trees to transpose do not match", [f"in {path}: {difference}" for path, difference in differences]
 
 
 def _of_zeros(treedef: Any) -> Any:
@@ -514,7 +514,7 @@ def _explain_argument_types(calls: Calls) -> Answer:
     trees = {f"argument {i}": arg for i, arg in enumerate(args) if i not in static} | {
         name: arg for name, arg in kwargs.items() if name not in getattr(frame_vars["ji"], "static_argnames", ())
     }
-    return "jit takes arrays and numbers alone", [
+    return "jit accepts only arrays and numbers", [
         f"{name}{path}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in leaves_of(tree)
@@ -528,7 +528,7 @@ def _explain_returned(calls: Calls) -> Answer:
     paths = getattr(frame_vars["dbg"], "result_paths", None)
     outs = frame_vars["out_tracers"]
     names = [*map(str, paths)] if isinstance(paths, tuple | list) else [""] * len(outs)
-    return "the function returns what is no array", [
+    return "the function returns a non-array", [
         f"{name or 'the result'}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, leaf in zip(names, outs, strict=True)
         if not is_jit_value(leaf)
@@ -563,7 +563,7 @@ def _explain_compiled_shardings(calls: Calls) -> Answer:
         n_of, path_of = Counter(id(leaf) for _, leaf in leaves), {id(leaf): path for path, leaf in leaves}
         paths = [path_of.get(id(leaf), "") if n_of[id(leaf)] == 1 else "" for leaf in given]
     names = {"[0]": "args", "[1]": "kwargs"}
-    return "the step was compiled for arrays that lie elsewhere", [
+    return "the step was compiled for arrays placed elsewhere", [
         Difference(names[path[:3]] + path[3:], *finding, tree=1, names=("compiled", "given"))
         for path, leaf, sharding in zip(paths, given, wanted, strict=True)
         if path and is_committed(leaf) and not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
@@ -592,7 +592,7 @@ def _explain_invalid(calls: Calls) -> Answer:
             lines.append(
                 f"{labels.get(prefix, '') + path.removeprefix(prefix) or 'the argument'}: {describe_value(leaf)}"
             )
-    return f"{name.removesuffix('_f')} takes arrays and numbers alone", lines
+    return f"{name.removesuffix('_f')} accepts only arrays and numbers", lines
 
 
 def _explain_deleted(calls: Calls) -> Answer:
@@ -611,7 +611,7 @@ def _explain_deleted(calls: Calls) -> Answer:
     if not any(path for _, path, _ in deleted):  # such as x + y: JAX's own message has the shape
         return "", ()
     names = guarded(lambda: names_of(calls[0].error), lambda _: {})  # names in the user's call
-    return "arrays that were deleted, or donated to a call before", [
+    return "arrays that were deleted, or donated to an earlier call", [
         f"{names.get(id(leaf), name + path)}: {describe_value(leaf)}" for name, path, leaf in deleted
     ]
 
@@ -622,7 +622,7 @@ def _explain_differentiated(calls: Calls) -> Answer:
     if frame_vars.get("allow_int"):
         return "", ()
     are_refs = "Ref-typed" in str(calls[0].error)  # since jax 0.11
-    return "grad needs arrays, and no references" if are_refs else "grad needs floating-point leaves", [
+    return "grad needs arrays, not references" if are_refs else "grad needs floating-point leaves", [
         f"{f'argument {i}' if len(frame_vars['dyn_args']) > 1 else 'the argument'}{path}: {describe_value(leaf)}"
         for i, tree in enumerate(frame_vars["dyn_args"])
         for path, leaf in leaves_of(tree)

@@ -186,11 +186,11 @@ def explain_buffers(error: Exception) -> Answer:
         return "", ()
     if any(text in message for text in _DELETED):
         deleted = [(name, leaf) for name, leaf in _arrays(error) if guarded(leaf.is_deleted, lambda _: False)]
-        return "arrays that were deleted, or donated to a call before", [
+        return "arrays that were deleted, or donated to an earlier call", [
             f"{name}: {describe_value(leaf)}" for name, leaf in dict(deleted).items()
         ]
     if any(text in message for text in _TWICE):
-        return "arrays that are given twice, of which one is donated", [*_twice(_arrays(error))]
+        return "arrays that are passed twice and donated once", [*_twice(_arrays(error))]
     return "", ()
 
 

@@ -61,7 +61,7 @@ def explain_nnx_merge(calls: Calls) -> Answer:
         return "nnx.merge takes the graphdef first", [
             f"argument {i}: {_state_text(state)}" for i, state in enumerate((graphdef, *frame_vars["states"]))
         ]
-    title = "the states are not those of the graphdef"
+    title = "the states do not match the graphdef"
     expected = dict(_graphdef_leaves(graphdef))
     if len(expected) != graphdef.num_leaves:
         return "", ()
@@ -88,12 +88,12 @@ def explain_nnx_update(calls: Calls) -> Answer:
     frame_vars, path = nested[-1], tuple(outer["key"] for outer in nested)
     value = frame_vars["value"]
     if frame_vars["key"] not in frame_vars["node_dict"]:
-        return "the state is not of the model", [
+        return "the state does not match the model", [
             Difference(_state_path(path), "extra", "", _state_text(value), names=("model", "state"))
         ]
     if isinstance(value, Mapping) == isinstance(frame_vars.get("current_value"), Mapping):
         return "", ()
-    return "the state is not of the model", [
+    return "the state does not match the model", [
         Difference(
             _state_path(path),
             "leaf",
@@ -177,7 +177,7 @@ def _state_path(path: Path) -> str:
 # `equinox.tree_at`: why the nodes that `where` selected cannot be replaced.
 
 _MOST_NAMES = 6
-_CHOOSES = "where chooses nodes and leaves of the tree, and nothing else"
+_CHOOSES = "where must select nodes and leaves of the tree"
 
 
 def explain_tree_at(calls: Calls) -> Answer:
@@ -202,9 +202,9 @@ def _explain_missing_attribute(frame_vars: Mapping[str, Any], error: BaseExcepti
     if not path:
         return "", ()
     if is_tree_at_wrapper(error.obj):
-        return _CHOOSES, [f"{path[0]}: {_text(error.obj)}: .{error.name} of a leaf is none of them"]
+        return _CHOOSES, [f"{path[0]}: {_text(error.obj)}: .{error.name} of a leaf is not one"]
     names = node_paths.describe_children(error.obj)
-    return "where asks for what is not in the tree", [
+    return "where selects something that is not in the tree", [
         f"{path[0]}: {_text(error.obj)}, which has no {error.name!r}" + (f", but {names}" if names else "")
     ]
 
@@ -222,10 +222,10 @@ def _explain_chosen_leaves(frame_vars: Mapping[str, Any], error: BaseException) 
     node_paths = _NodePaths(frame_vars["pytree"], bare=True)
     kept = set(map(id, frame_vars["leaves2"]))
     unchosen = [leaf for leaf in frame_vars["leaves1"] if id(leaf) not in kept]
-    return "where has to choose by the structure of the tree: it is called again with other leaves", [
-        f"it chose {n:,} {'leaf' if n == 1 else 'leaves'} first, and then {n_again:,}",
+    return "where must select by structure: it is called again with other leaves", [
+        f"it selected {n:,} {'leaf' if n == 1 else 'leaves'} first, and then {n_again:,}",
         *(
-            f"{(node_paths.paths_of(leaf) or ['a leaf'])[0]}: {describe_value(leaf)}: chosen for what it is"
+            f"{(node_paths.paths_of(leaf) or ['a leaf'])[0]}: {describe_value(leaf)}: selected by its value"
             for leaf in unchosen
         ),
     ]
@@ -240,17 +240,17 @@ def _explain_replace_length(frame_vars: Mapping[str, Any]) -> Answer:
     replacements = [*replace] if isinstance(replace, tuple | list) else None
     if replacements is not None and len(replacements) == len(nodes):
         return "", ()
-    chosen = [f"where chose {node_paths.describe(node)}" for node in nodes]
+    chosen = [f"where selected {node_paths.describe(node)}" for node in nodes]
     if replacements is None:
-        return "where chose a sequence, so replace has to be one", [
+        return "where returned a sequence, so replace must be one", [
             *chosen,
-            f"replace: {describe_value(replace)}: no sequence",
+            f"replace: {describe_value(replace)}: not a sequence",
         ]
-    return f"where chose {len(nodes):,}, and replace has {len(replacements):,}", [
+    return f"where selected {len(nodes):,}, and replace has {len(replacements):,}", [
         *(f"{line}: replaced by {describe_value(new)}" for line, new in zip(chosen, replacements, strict=False)),
-        *(f"{line}: nothing to replace it by" for line in chosen[len(replacements) :]),
+        *(f"{line}: no replacement for it" for line in chosen[len(replacements) :]),
         *(
-            f"replace[{i}]: {describe_value(replacements[i])}: for nothing"
+            f"replace[{i}]: {describe_value(replacements[i])}: nothing to replace"
             for i in range(len(nodes), len(replacements))
         ),
     ]
@@ -261,11 +261,11 @@ def _explain_chosen_nodes(frame_vars: Mapping[str, Any]) -> Answer:
     node, nodes, node_paths = frame_vars["node"], frame_vars["nodes"], _NodePaths(frame_vars["pytree"])
     paths = node_paths.paths_of(node)
     if not paths:
-        return _CHOOSES, [f"its result: {_text(node)}: made by where"]
+        return _CHOOSES, [f"its result: {_text(node)}: created by where"]
     if len(paths) > 1:
         fix = ": pass is_leaf=lambda x: x is None to tree_at" if node is None else ""
-        return "what where chose stands in several places", [f"{path}: {_text(node)}{fix}" for path in paths]
-    return "where chose a node and what is in it", [
+        return "where selected a node that occurs in several places", [f"{path}: {_text(node)}{fix}" for path in paths]
+    return "where selected a node and something inside it", [
         f"{paths[0]}: {_text(node)}: it is in {node_paths.paths_of(parent)[0]}, which is replaced as a whole"
         for parent in nodes
         if node_paths.are_nested(parent, node)
@@ -319,7 +319,7 @@ def explain_scope(error: BaseException) -> Answer:
         return "", ()
     frames = frames_of(error)
     if cls.__name__ in _NO_COLLECTIONS:
-        return "the variables are no dict of collections", [*_no_collections(_apply_variables(frames))]
+        return "the variables must be a dict of collections", [*_no_collections(_apply_variables(frames))]
     frame_vars = frames[-1].f_locals
     if cls.__name__ == "ModifyScopeVariableError":
         path = _keystr([frame_vars["col"], *frame_vars["self"].path, frame_vars["name"]])
@@ -333,8 +333,8 @@ def explain_scope(error: BaseException) -> Answer:
     if cls.__name__ == "ScopeParamShapeError":
         parameter, shape = describe_value(frame_vars["val"]), np.shape(frame_vars["abs_val"])
         line = f"{_keystr(keys)}: {parameter}: the layer makes it {shape} for its input"
-        return "the parameters are of a model with other shapes", [line, *inputs]
-    return "the model needs what is not in the variables", [_missing(_apply_variables(frames), keys), *inputs]
+        return "the parameters belong to a model with other shapes", [line, *inputs]
+    return "the variables lack what the model needs", [_missing(_apply_variables(frames), keys), *inputs]
 
 
 def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
@@ -347,7 +347,7 @@ def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
 def _no_collections(given: Mapping[str, Any]) -> Iterator[str]:
     params = given.get("params")
     if isinstance(params, Mapping) and "params" in params:
-        yield "['params']['params']: the variables are inside once more: pass what is in ['params']"
+        yield "['params']['params']: the variables are nested twice: pass what is in ['params']"
     for name, collection in given.items():
         if not isinstance(collection, Mapping):
             yield f"[{name!r}]: {describe_value(collection)} in place of a collection: pass {{'params': variables}}"
@@ -357,7 +357,7 @@ def _missing(given: Mapping[str, Any], keys: Sequence[str]) -> str:
     line = f"{_keystr(keys)}: not in the variables"
     if not given.get(keys[0]):
         if _reaches(given, keys[1:]):
-            return f"{line}, which belong into it: pass {{{keys[0]!r}: variables}}"
+            return f"{line}, which belong in it: pass {{{keys[0]!r}: variables}}"
         return f"{line}, which have only {_key_names(given)}"
     for i in range(1, len(keys)):
         node = given
@@ -414,7 +414,7 @@ def _explain_flax_restore(calls: Calls) -> Answer:
     frame_vars = calls[0].variables
     target = sys.modules["flax.serialization"].to_state_dict(frame_vars["target"])
     differences = compare_types(target, jit_type(target), jit_type(frame_vars["state"]), leaves=lambda *_: [])
-    return "what is restored is no state of the target", [
+    return "the restored tree does not match the target", [
         Difference(path, *finding, tree=1, names=("target", "file")) for path, finding in differences
     ]
 
@@ -428,7 +428,7 @@ def _explain_orbax_restore(calls: Calls) -> Answer:
     target_side, stored_side = (Side(*scanned(_without_classes(tree), None, "tree")) for tree in trees)
     diff = with_hints(target_side, stored_side, find_differences(target_side, stored_side, values=False), values=False)
     structural = [difference for difference in diff.differences if difference.kind in _STRUCTURE]
-    return "the checkpoint is not of the target", [
+    return "the checkpoint does not match the target", [
         replace(difference, names=("target", "checkpoint"))
         for difference in structural or diff.differences
         if difference.kind in (*_STRUCTURE, "shape")
@@ -446,7 +446,7 @@ def _without_classes(tree: Any) -> Any:
 
 def _explain_equinox_restore(calls: Calls) -> Answer:
     """`equinox.tree_deserialise_leaves`: the file differs from `like`."""
-    frame_vars, title = calls[0].variables, "the file is not of such a tree"
+    frame_vars, title = calls[0].variables, "the file does not match the tree"
     if "out" in frame_vars:  # the whole file was read
         findings = compare_types(frame_vars["like"], jit_type(frame_vars["like"]), jit_type(frame_vars["out"]))
         differences = [Difference(path, *finding, tree=1, names=("tree", "file")) for path, finding in findings]
@@ -526,7 +526,7 @@ def _explain_optax_update(calls: Calls) -> Answer:
                     ]
     lines = _state_mismatch(next(call for call in reversed(calls) if call.library == "optax"), name)
     if lines:
-        return "the state is of another optimizer", lines
+        return "the state belongs to another optimizer", lines
     return _explain_non_arrays({"updates": updates, "params": params})
 
 
@@ -545,7 +545,7 @@ def _explain_optax_init(calls: Calls) -> Answer:
 
 
 def _explain_non_arrays(trees: dict[str, Any]) -> Answer:
-    return "an optimizer takes arrays alone", [
+    return "an optimizer accepts only arrays", [
         f"{name}{keystr(path)}: {describe_value(leaf)}: {remedy(leaf)}"
         for name, tree in trees.items()
         for path, leaf in tree_util.tree_flatten_with_path(tree)[0]

@@ -166,7 +166,7 @@ class WeakTree:
     def _freed(self, row: int) -> str:
         noun = "array" if self._table[row].shape is not None else "object"
         return (
-            f"explore: the {noun} at {self._table[row].expression} has been freed: nothing else held it. "
+            f"explore: the {noun} at {self._table[row].expression} was freed: nothing else referenced it. "
             "explore(tree, keep=True) holds on to the tree."
         )
 
@@ -417,7 +417,7 @@ def treescope_section(node: Any) -> list[Section]:
     if reason:
         return [text(reason, "bad")]
     facts: Section = {"kind": "window", "shape": [], "axes": [], "starts": [], "sizes": [], "height": 240}
-    return [{**facts, "html": html} if html else text("There is too much inside for one answer.")]
+    return [{**facts, "html": html} if html else text("There is more inside than fits into one answer.")]
 
 
 def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
@@ -475,7 +475,7 @@ class Leaves:
         (reference,) = self._held[self._at(row)]
         leaf = reference if id(type(reference)) in _PLAIN else reference()
         if leaf is None:
-            raise ReferenceError("it has been freed: nothing else held it")
+            raise ReferenceError("it was freed: nothing else referenced it")
         return leaf
 
     def _at(self, row: int) -> slice:

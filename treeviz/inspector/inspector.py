@@ -204,7 +204,7 @@ class GradientInspector:
         stacked: Stacked | None = (),
     ) -> None:
         if members not in ("joined", "each"):
-            raise ValueError(f"members={members!r}: there are 'joined' and 'each'.")
+            raise ValueError(f"members={members!r}: use 'joined' or 'each'.")
         self.thresholds = thresholds or Thresholds()
         self._statistics = statistics
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
@@ -385,7 +385,7 @@ class GradientInspector:
         """
         self._runs.flush()
         if not self._recorder.history:
-            text = "inspector: nothing was measured yet. Call the step that watch() gave, or record()."
+            text = "inspector: nothing was measured yet. Call the step that watch() returned, or record()."
             raise LookupError(" ".join([text, *self.notes]))
         return self._recorder.history
 
@@ -403,7 +403,7 @@ class GradientInspector:
     def findings(self) -> list[Finding]:
         """The problems in the history, the worst first; see `treeviz.steps.findings.find`.
 
-        With `keep_inputs`, that about the first NaN or infinity says what `locate_nan` says, which runs its step again.
+        With `keep_inputs`, the finding about the first NaN or infinity includes the result of `locate_nan`.
         """
         return with_origin(findings(self.history, thresholds=self.thresholds), self._inputs)
 
@@ -458,7 +458,7 @@ class GradientInspector:
 
         Where older steps were merged, "first_step" is below "step", values are those of the last step, and counts are
         summed. "norm", "max_abs" and "mean" are NaN where a value of the leaf is NaN or infinite; a run that has such
-        values also has "finite_norm" and so on, those of the finite values alone.
+        values also has "finite_norm" and so on, computed from the finite values only.
 
         Args:
           source: The tree, one of `history.sources`; by default the first gradient. "scalars": the numbers
@@ -539,7 +539,7 @@ class GradientInspector:
         """
         kept = self._recorder.keep(Path(path))
         if kept != Path(path):
-            text = f"keep: {path} is not of this run, and stays as it is; this run is kept in {kept}. To continue what "
+            text = f"keep: {path} is not of this run and stays unchanged; this run is kept in {kept}. To continue what "
             warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
         return kept
 
@@ -623,6 +623,6 @@ class GradientInspector:
 
     def __reduce__(self):
         raise TypeError(
-            "GradientInspector: it follows steps of this process, so it cannot be pickled or copied. "
+            "GradientInspector: it is tied to this process, so it cannot be pickled or copied. "
             "inspector.save('run.treeviz') writes its history, GradientInspector.load('run.treeviz') reads it."
         )

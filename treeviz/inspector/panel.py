@@ -350,7 +350,7 @@ def checked_total(total: float | None) -> int | None:
             return None if total is None else int(total)
     except (TypeError, ValueError, OverflowError):  # int(nan), for example
         pass
-    raise ValueError(f"total={total!r}: give the number of steps of the run, such as total=1000, or None.")
+    raise ValueError(f"total={total!r}: pass the number of steps of the run, such as total=1000, or None.")
 
 
 class Progress:

@@ -72,7 +72,7 @@ def logger_of(target: Any) -> Logger:
     if callable(target):
         return _Function(target)
     known = "a run of W&B, trackio, Aim or MLflow, a TensorBoard writer, or a function of a step and its numbers"
-    raise TypeError(f"log_to: {class_name(type(target))} is not known as a logger. Give {known}.")
+    raise TypeError(f"log_to: {class_name(type(target))} is not a known logger. Pass {known}.")
 
 
 class _Function:
@@ -358,7 +358,7 @@ class RunLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if every is not None and every < 1:
-            raise ValueError(f"log_to: every={every!r}: give a positive number of steps, or None.")
+            raise ValueError(f"log_to: every={every!r}: pass a positive number of steps, or None.")
         self.n_logged = self.n_left_out = 0
         self._recorder, self._logger, self._new_steps = recorder, logger_of(target), NewSteps()
         self._every, self._clock = every, clock
@@ -429,7 +429,9 @@ class RunLog:
                 self._logger.flush()
             except Exception as error:  # no error of a logger may stop the run
                 if not self._has_warned:
-                    _logger.warning("log_to: %s; the run goes on without what it refused.", error_text(error))
+                    _logger.warning(
+                        "log_to: %s; the run continues without the steps that it refused.", error_text(error)
+                    )
                 self._has_warned = True
             self._delivered = self._clock()
 

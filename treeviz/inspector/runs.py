@@ -260,7 +260,7 @@ class Runs:
             for note in step.notes
         ]
         if self.earlier:
-            notes.append("A step that was defined again began this run; inspector.render(run=-1) shows the one before.")
+            notes.append("A redefined step started this run; inspector.render(run=-1) shows the previous one.")
         return list(dict.fromkeys([*notes, *tree_notes(history), *filter(None, [history.damage])]))
 
     def flush(self) -> None:

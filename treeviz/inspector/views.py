@@ -138,7 +138,7 @@ def diagnosis(findings: Sequence[Finding], keeps_inputs: bool) -> list[str]:
     first, advice = findings[0], ""
     if first.kind == "nonfinite" and "locate_nan" in first.advice:
         kept = "" if keeps_inputs else "With GradientInspector(keep_inputs=True), "
-        advice = f" {kept}inspector.locate_nan() names the operation that made it."
+        advice = f" {kept}inspector.locate_nan() names the operation that produced it."
     return [visible(f"{first.severity}: {first.sentence}{advice}", _LONGEST)]
 
 
@@ -172,7 +172,7 @@ def tree_notes(history: History) -> list[str]:
         'GradientInspector(members="each") shows a row for each member.'
     )
     return [*tree_list[: len(other_trees)], *[joined_note][: len(joined)]] + [
-        f"{tree}: leaves were added, removed or reshaped, so it is {len(names)} trees: "
+        f"{tree}: leaves were added, removed or reshaped, so there are {len(names)} trees: "
         + ", ".join(f"{name!r} (steps {_first_step(history, name):,} to {history.last(name)[0]:,})" for name in names)
         + ". The last one is shown; inspector.render(name) shows another."
         for tree, names in trees.items()

@@ -91,7 +91,7 @@ def nnx_module(node: Any) -> Description:
     attributes = object.__getattribute__(node, "__dict__")
     # Before Flax 0.12 modules are not pytrees; since then they are, unless they opt out.
     if not getattr(type(node), "_pytree__is_pytree", "_pytree__state" in attributes):
-        return Description(text="an NNX object that is no pytree: nnx.split gives its arrays", transparent=True)
+        return Description(text="an NNX object that is not a pytree: nnx.split gives its arrays", transparent=True)
     defaults = _defaults(type(node))
     static = [(name, value) for name, value in _static(attributes) if defaults.get(name, MISSING) is not value]
     return Description("module", static=static, hide=_HIDDEN)
@@ -253,7 +253,8 @@ def trace_nnx_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     others = ", ".join(name for name in names if name not in modules)
     modules_text = f"({', '.join(modules)}{',' if len(modules) == 1 else ''})"
     raise TypeError(
-        f"forecast: `{step.__name__}` is made by nnx.jit, and changes its arguments in place. Of their state:\n"
+        f"forecast: `{step.__name__}` is made by nnx.jit, and changes its arguments in place. "
+        "Pass a function of their state:\n"
         f"    graphdef, state = nnx.split({modules_text})\n"
         f"    def of_state(state{', ' if others else ''}{others}):\n"
         f"        {modules_text} = nnx.merge(graphdef, state)\n"

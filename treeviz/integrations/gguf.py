@@ -135,7 +135,7 @@ class _Header:
         magic, version = self._read(4), self._number("<I")
         if magic != b"GGUF" or version not in (2, 3):
             what = "its byte order is big-endian" if magic == b"GGUF" and version >> 24 in (2, 3) else "unknown"
-            raise ValueError(f"it is no GGUF file of the versions 2 and 3: {what}")
+            raise ValueError(f"it is not a GGUF file of version 2 or 3: {what}")
         n_tensors, n_values = self._number("<Q"), self._number("<Q")
         if n_tensors > _MOST_TENSORS:
             raise ValueError(f"it would have {n_tensors:,} tensors")

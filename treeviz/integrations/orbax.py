@@ -119,7 +119,7 @@ class Headers:
 
     def _context(self) -> Any:
         if self._read_manifest() != self._manifest:
-            raise ValueError("the checkpoint was written again since it was read: read it again")
+            raise ValueError("the checkpoint was rewritten after it was read: read it again")
         return _context(self._folder, self._manifest)
 
     def _kvstore(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class Headers:
 
     def _checked(self, path: Path) -> Path:
         if not path.is_file():  # TensorStore would wait for a pipe
-            raise ValueError(f"{visible(path.name, 100)} in it is no file")
+            raise ValueError(f"{visible(path.name, 100)} in it is not a file")
         check_link(path, self._roots)
         return path
 

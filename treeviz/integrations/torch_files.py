@@ -69,8 +69,8 @@ def _loaded(path: Path) -> tuple[Any, _Converter]:
             message = str(error)
             if "weights_only" in message.lower() or "Unsupported" in message:
                 raise LoadError(
-                    f"{visible(str(path), 1000)} holds more than tensors and plain values, which treeviz does not "
-                    "open: that runs whatever code the file contains. Load it yourself, if you trust it, and call "
+                    f"{visible(str(path), 1000)} holds more than tensors and plain values. treeviz does not open "
+                    "it, since that runs the code in the file. Load it yourself, if you trust it, and call "
                     f"treeviz.render(tree). ({visible(_refused_line(message), 200)})"
                 ) from None
             raise ValueError(error_text(error)) from None
@@ -87,15 +87,15 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
     """Raise an error unless the file is an archive of PyTorch 1.6 or later: uncompressed, with a small pickle."""
     if file.read(4) != b"PK\x03\x04":
         raise LoadError(
-            f"{visible(str(path), 1000)} is no archive of PyTorch 1.6 or later. A plain pickle is not opened: that "
-            "runs whatever code the file contains. Load it yourself, if you trust it, and save it again."
+            f"{visible(str(path), 1000)} is not an archive of PyTorch 1.6 or later. treeviz does not open plain "
+            "pickles, since that runs the code in the file. Load it yourself, if you trust it, and save it again."
         )
     with zipfile.ZipFile(file) as archive:
         # PyTorch up to 2.5 takes whatever has constants.pkl for a program, and loads it whatever weights_only says.
         if any("/code/" in name or name.endswith("constants.pkl") for name in archive.namelist()):
             raise LoadError(
-                f"{visible(str(path), 1000)} holds a program of TorchScript, which treeviz does not open. Save its "
-                "tensors alone: torch.save(torch.jit.load(path).state_dict(), other_path)."
+                f"{visible(str(path), 1000)} holds a TorchScript program, which treeviz does not open. Save only "
+                "its tensors: torch.save(torch.jit.load(path).state_dict(), other_path)."
             )
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:

@@ -311,7 +311,7 @@ def _by_treescope(part: np.ndarray, labels: dict[int, str], caption: str, valid:
 def _framed(drawn: str, caption: str) -> str:
     drawn = _HANDLER.sub("", _RANDOM_NAME.sub("treescope_out", drawn))
     drawn = _ELEMENTS.sub(_ELEMENTS_LATER, drawn, count=1)
-    # The caption is last and is shown first, so that documents begin alike: their common start is sent once.
+    # The caption is last and is shown first, so that documents have a common start, which is sent once.
     return (
         '<!DOCTYPE html><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{attribute(_POLICY)}">'

@@ -77,9 +77,11 @@ class TreeViz(Configurable):
 
     stats = Bool(False, help="Read the values of arrays: min, max, mean, NaN, a histogram …").tag(config=True)
     values = Bool(False, help="Draw the values of arrays in the details of the rows.").tag(config=True)
-    check = Bool(False, help="Show what is wrong as badges.").tag(config=True)
-    depth = Int(None, allow_none=True, help="How many levels are open at first; None: as many as fit.").tag(config=True)
-    whole = Bool(False, help="Walk, read and send all of a tree, however large.").tag(config=True)
+    check = Bool(False, help="Show problems as badges.").tag(config=True)
+    depth = Int(None, allow_none=True, help="The number of levels that are open at first; None: as many as fit.").tag(
+        config=True
+    )
+    whole = Bool(False, help="Walk, read and send the whole tree, however large.").tag(config=True)
 
     explain_errors = Bool(False, help="Name the leaves that caused an error of JAX.").tag(config=True)
 

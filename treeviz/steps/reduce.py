@@ -98,8 +98,8 @@ def _lowered(ctx: Any, x: Any) -> list[Any]:
 
 def _warn() -> None:
     warnings.warn(
-        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a step "
-        "that is measured may lie elsewhere than without.", RuntimeWarning, stacklevel=3
+        f"jax {jax.__version__} has no barrier for shardings that treeviz knows: on several devices, results of a "
+        "measured step may be placed differently.", RuntimeWarning, stacklevel=3
     )  # fmt: skip
 
 
@@ -412,7 +412,7 @@ def _of_peak(peak: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _lower(sum_of_squares: jax.Array) -> jax.Array:
-    """The sum of squares in the scale of the next range: times 2**-160, by the exponent, since that is no float32."""
+    """The sum of squares in the scale of the next range: times 2**-160, by the exponent, as no float32 holds it."""
     bits, shift = bits_of(sum_of_squares), np.uint32((2 * SHIFT) << 23)
     lowered = lax.bitcast_convert_type(bits - shift, jnp.float32)
     return jnp.where(bits >= shift + np.uint32(1 << 23), lowered, np.float32(0))
@@ -690,7 +690,7 @@ def _zeros(n: int) -> np.ndarray:
 def _sums_of_small(values: Sequence[Any], length: int, rows: Rows) -> Sequence[jax.Array]:
     """The sums, largest magnitudes and counts of rows, also of NaN, and of what the first rows have otherwise.
 
-    These are of use for results alone, but XLA CPU makes one quick loop only of what is done alike for all rows.
+    Only results need these, but XLA CPU makes one quick loop only of what is done in the same way for all rows.
     """
     zeros = {n: _zeros(n) for x in values if (n := _n_padding(x.size, length))}
     parts: list[Any] = []

@@ -406,7 +406,7 @@ def openable(
     """Return the layer axis of each leaf that can be split into layers, and why other stacks cannot.
 
     Args:
-      told: The axes that the user's globs name; they take precedence.
+      reported: The axes that the user's globs name; they take precedence.
       scanned: The axes of leaves over which the step scans.
 
     Returns:

@@ -308,7 +308,7 @@ def _leaf(_: Any) -> None:
 def _described(describer: Describer, node: Any) -> Description:
     description = describer(node)
     if not isinstance(description, Description):
-        raise TypeError(f"a describer returns a treeviz.Description, not {value_text(description)}")
+        raise TypeError(f"a describer must return a treeviz.Description, not {value_text(description)}")
     return description
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from treeviz.tree.runtime import computed_once
 
 NO_JAX_DTYPE = "not a JAX dtype"
-MASKED = "masked, which JAX does not take"
+MASKED = "masked: not accepted by JAX"
 
 
 class DeviceIds(tuple[int, ...]):
@@ -136,7 +136,7 @@ KINDS = {
     ),
     "numpy": Kind("a NumPy array", "leaf", has_values=True, has_identity=True, implied_types=("np.ndarray", "ndarray")),
     "stored": Kind(
-        "an array in a file, which is read when it is asked for",
+        "an array in a file, read on demand",
         "leaf",
         has_identity=True,
         has_owner=False,
@@ -160,7 +160,7 @@ KINDS = {
         implied_types=("ShapeDtypeStruct", "ShapedArray"),
     ),
     "tracer": Kind(
-        "a value that is being traced",
+        "a traced value",
         "leaf",
         no_values="traced: it has no values yet",
         is_abstract=True,
@@ -196,7 +196,7 @@ KINDS = {
         implied_types=None,
     ),
     "hijax": Kind(
-        "a value of a type that was registered with JAX (hijax): jit takes it",
+        "a value of a type registered with JAX (hijax): jit accepts it",
         "leaf",
         no_values="a value of a hijax type: it is not read",
         has_identity=True,
@@ -210,10 +210,10 @@ KINDS = {
         has_values=True,
         no_values="a variable whose value is no array: it is not read",
     ),
-    "opaque": Kind("an object that JAX cannot look into", "leaf", is_mutable=True),
+    "opaque": Kind("an object that is opaque to JAX", "leaf", is_mutable=True),
     "placeholder": Kind("a leaf of a bare PyTreeDef", "leaf", is_abstract=True, is_self_evident=True, has_owner=False),
     "layer": Kind(
-        "a layer of a stack, which is one leaf",
+        "a layer of a stacked leaf",
         "part",
         is_self_evident=True,
         has_owner=False,
@@ -231,12 +231,12 @@ NODE_KINDS = frozenset(name for name, kind in KINDS.items() if kind.group == "no
 LEAF_KINDS = frozenset(name for name, kind in KINDS.items() if kind.group == "leaf")
 
 NOTES = {
-    "shared": "the same object stands in more than one place",
+    "shared": "the same object occurs in more than one place",
     "cycle": "contains itself",
     "error": "something raised",
     "more": "not all of it is here",
     "hidden": "holds arrays that JAX cannot see",
-    "partial": "a part of it lives in another process",
+    "partial": "part of it is in another process",
     "nonfinite": "has values that are NaN or infinite",
     "differs": "differs between the trees that are compared",
     "warning": "may be wrong",

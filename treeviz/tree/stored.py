@@ -99,7 +99,7 @@ class Stored:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("the values of an array in a file cannot be had without a copy")
+            raise ValueError("the values of an array in a file cannot be returned without a copy")
         values, position = np.empty(self.size, self.dtype), 0
         for chunk in self.chunks():
             values[position : position + len(chunk)] = chunk

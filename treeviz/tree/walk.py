@@ -48,7 +48,7 @@ def note_shared(
         occurrences[first] = occurrences.get(first, 1) + 1
         notes.setdefault(row, []).append(Note("shared", "the same object as", first))
     for first, n in occurrences.items():
-        notes.setdefault(first, []).append(Note("shared", f"stands in {n} places"))
+        notes.setdefault(first, []).append(Note("shared", f"occurs in {n} places"))
 
 
 def _is_notable(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:

@@ -225,11 +225,11 @@ def test_errors_come_first_and_a_number_of_lines_is_enough():
 
 
 def test_a_use_or_a_code_that_does_not_exist_raises():
-    with pytest.raises(ValueError, match="for_ is one of 'any', 'jit', 'grad', 'state'"):
+    with pytest.raises(ValueError, match="for_ must be one of 'any', 'jit', 'grad', 'state'"):
         tv.check([], for_="vmap")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no rule 'T999'"):
         tv.check([], ignore=["T999"])
-    with pytest.raises(TypeError, match="check= is an option"):
+    with pytest.raises(TypeError, match="check= must be True"):
         tv.render([], check="vmap")  # type: ignore[arg-type]
 
 

@@ -90,12 +90,12 @@ def test_an_optimizer_that_was_chained_anew_tells_where_its_state_went():
 
     adam = AdamState(jnp.zeros(()), {"w": jnp.ones(2)}, {"w": jnp.ones(2)})
     assert differences((adam, Clip()), (Clip(), (adam, Clip()))) == [
-        "[0]: type: AdamState · 3 leaves → Clip · 0 leaves (the same structure stands at [1][0] in the other)",
+        "[0]: type: AdamState · 3 leaves → Clip · 0 leaves (the same structure is at [1][0] in the other)",
         "[1]: type: Clip · 0 leaves → tuple · 3 leaves "
-        "(its 3 arrays stand elsewhere in the first: [1][0].count is [0].count?)",
+        "(its 3 arrays are elsewhere in the first: [1][0].count is [0].count?)",
     ]
     assert differences((Clip(), (adam, Clip())), (adam, Clip()))[0] == (
-        "[0]: type: Clip · 0 leaves → AdamState · 3 leaves (the same structure stands at [1][0] in the first)"
+        "[0]: type: Clip · 0 leaves → AdamState · 3 leaves (the same structure is at [1][0] in the first)"
     )
 
 
@@ -424,7 +424,7 @@ def test_what_was_renamed_moved_or_stacked_is_told_with_the_code():
         "renamed from ['kernel']?",
     ]
     moved = tv.diff({"a": leaf}, {"b": {"x": leaf}}).differences
-    assert moved[0].hint == "the same structure stands at ['b']['x'] in the other"
+    assert moved[0].hint == "the same structure is at ['b']['x'] in the other"
     stack = jax.tree.map(lambda *xs: jnp.stack(xs), leaf, leaf, leaf)
     (found,) = tv.diff([leaf] * 3, stack).differences
     assert "3 layers in the first, and one stack of 3 such layers in the other" in found.hint
@@ -488,8 +488,8 @@ def test_what_has_only_its_shape_in_common_is_no_other_name_and_a_name_that_stan
     inner = {"embed_tokens": embed, "norm": {"weight": np.zeros(4)}}
     found = tv.diff(inner, {"model": inner, "lm_head": head}).differences
     assert {each.path: each.hint for each in found if "model" not in each.path} == {
-        "['embed_tokens']": "stands at ['model']['embed_tokens']['weight'] in the other?",
-        "['norm']": "the same structure stands at ['model']['norm'] in the other",
+        "['embed_tokens']": "is at ['model']['embed_tokens']['weight'] in the other?",
+        "['norm']": "the same structure is at ['model']['norm'] in the other",
         "['lm_head']": "",
     }
     assert not any("lm_head" in each.code for each in found)
@@ -531,7 +531,7 @@ def test_what_stands_at_the_same_path_of_another_class_is_not_said_to_stand_else
     params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
     one, another = (optax.MultiSteps(each(1.0), 4).init(params) for each in (optax.adam, optax.lion))
     found = {each.path: each.hint for each in tv.diff(one, another).differences if each.kind == "type"}
-    assert found == {".inner_opt_state[0]": "3 of 5 arrays stand at the same paths in the other"}
+    assert found == {".inner_opt_state[0]": "3 of 5 arrays are at the same paths in the other"}
     schedule = lambda count: count * 0.1
     one = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(schedule)).init(params)
     another = optax.chain(optax.scale_by_adam(), optax.ema(0.9)).init(params)
@@ -640,13 +640,13 @@ def test_an_axis_that_stands_elsewhere_is_told_where_the_shapes_tell_which():
         first, other = np.ones(shape), np.ones(shape).transpose(order)
         (found,) = tv.diff(first, other).differences
         if found.hint:
-            code = found.hint.removeprefix("one axis stands elsewhere: ").removesuffix("?")
+            code = found.hint.removeprefix("one axis has moved: ").removesuffix("?")
             assert eval(code, {"jnp": jnp, "x": first}).shape == other.shape
         return found.hint
 
-    assert hint((4, 3, 5), 1, 0, 2) == "one axis stands elsewhere: jnp.moveaxis(x, 0, 1)?"
-    assert hint((2, 3, 4, 5), 1, 2, 3, 0) == "one axis stands elsewhere: jnp.moveaxis(x, 0, 3)?"
-    assert hint((2, 3, 4, 5), 3, 0, 1, 2) == "one axis stands elsewhere: jnp.moveaxis(x, 3, 0)?"
+    assert hint((4, 3, 5), 1, 0, 2) == "one axis has moved: jnp.moveaxis(x, 0, 1)?"
+    assert hint((2, 3, 4, 5), 1, 2, 3, 0) == "one axis has moved: jnp.moveaxis(x, 0, 3)?"
+    assert hint((2, 3, 4, 5), 3, 0, 1, 2) == "one axis has moved: jnp.moveaxis(x, 3, 0)?"
     assert hint((2, 3, 4, 5), 1, 0, 3, 2) == ""
     assert hint((3, 3, 5, 5), 0, 2, 3, 1) == "", "the first axis may have moved as well"
 
@@ -661,9 +661,9 @@ def test_what_was_moved_is_told_once_in_a_text_of_any_width(width):
 def test_a_node_of_one_leaf_that_moved_is_found_where_there_is_no_other_like_it():
     head, rest = {"lm_head": np.ones((3, 7))}, np.zeros(2)
     found = tv.diff({"a": head, "rest": rest}, {"b": {"c": head}, "rest": rest}).differences
-    assert found[0].hint == "the same structure stands at ['b']['c'] in the other"
+    assert found[0].hint == "the same structure is at ['b']['c'] in the other"
     found = tv.diff({"lm_head": np.ones((3, 7)), "rest": rest}, {"b": {**head, "x": rest}, "rest": rest}).differences
-    assert found[0].hint == "the same structure stands at ['b']['lm_head'] in the other"
+    assert found[0].hint == "the same structure is at ['b']['lm_head'] in the other"
     twice = tv.diff({"a": head, "rest": rest}, {"b": {"c": head, "d": head}, "rest": rest}).differences
     assert not twice[0].hint
 
@@ -737,10 +737,10 @@ def test_names_that_hold_paths_are_found_in_nodes_of_like_names():
     flat = {f"h.{i}.{name}": leaf for i in range(2) for name, leaf in {"kernel": shape(2, 3), "bias": shape(3)}.items()}
     nodes = {f"h_{i}": {"kernel": shape(3, 2), "bias": shape(3), "own": shape(1)} for i in range(2)}
     found = {each.path: each for each in tv.diff(flat, {"params": nodes}).differences}
-    assert found["['h.1.kernel']"].hint == "stands at ['params']['h_1']['kernel'] in the other, transposed?"
-    assert found["['h.1.bias']"].hint == "stands at ['params']['h_1']['bias'] in the other"
+    assert found["['h.1.kernel']"].hint == "is at ['params']['h_1']['kernel'] in the other, transposed?"
+    assert found["['h.1.bias']"].hint == "is at ['params']['h_1']['bias'] in the other"
     assert found["['params']"].hint == (
-        "4 of 6 arrays stand elsewhere in the first: ['params']['h_0']['bias'] is ['h.0.bias']?"
+        "4 of 6 arrays are elsewhere in the first: ['params']['h_0']['bias'] is ['h.0.bias']?"
     )
     assert not any(each.code for each in found.values())
     assert not any(
@@ -844,7 +844,7 @@ def test_the_same_is_not_said_of_what_was_not_compared():
         "└─ …  3 are the same, not compared further in 1 place: shape only",
     ]
     assert view.table[1]["diff"] == "" and view.table[2]["diff"] == "same"
-    assert tv.diff(shapes, shapes, values=False).table.headline[1].endswith("but for values, which were not compared")
+    assert tv.diff(shapes, shapes, values=False).table.headline[1].endswith("except values, which were not compared")
 
 
 def test_equal_trees_say_so():
@@ -863,7 +863,7 @@ def test_an_assertion_names_every_difference():
 
 
 def test_fewer_than_two_trees_are_an_error():
-    with pytest.raises(TypeError, match="two trees or more"):
+    with pytest.raises(TypeError, match="two or more trees"):
         tv.diff([1])
 
 

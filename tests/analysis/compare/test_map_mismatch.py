@@ -90,7 +90,7 @@ def test_leaves_that_are_no_arrays_stand_in_the_way_even_alone():
 
 
 def test_arrays_that_jax_does_not_take_are_called_arrays():
-    assert lines([np.ones(2, ">f4"), np.ma.masked_array([1.0])])[0].endswith(">f4[2] (JAX does not take it)")
+    assert lines([np.ones(2, ">f4"), np.ma.masked_array([1.0])])[0].endswith(">f4[2] (JAX does not accept it)")
     with pytest.raises(TypeError):
         jnp.stack([np.ones(2, ">f4")])
 

@@ -397,7 +397,7 @@ def test_a_budget_of_time_bytes_and_interest_ends_an_answer(monkeypatch):
 
     budget = Budget(now=lambda: now[0])
     *said, last = budget.gather([part] * 9)
-    assert last["text"].startswith("There is more: it takes too long")
+    assert last["text"].startswith("There is more; listing it takes too long")
     assert len(said) == 4 and now == [1.6], "the first part, and one second"
     huge = {"kind": "text", "text": "x" * (MOST_BYTES // 2)}
     assert [len(each["text"]) > 100 for each in Budget().gather([lambda: [huge]] * 3)] == [True, False]

@@ -139,13 +139,13 @@ def test_axes_that_are_not_there_and_leaves_that_have_none():
         "[0]: axis: -3 → float32[5,3] (it has 2 axes)",
         "[1]['k2']: axis: 1 → float (it has 0 axes)",
     ]
-    assert mismatches((0, 0), (X, "text")) == ["[1]: spec: 0 → str, which is no array"]
+    assert mismatches((0, 0), (X, "text")) == ["[1]: spec: 0 → str, which is not an array"]
     assert mismatches((0, 0), (np.ones(5, ">f4"), np.ma.masked_array(X))) == [
-        "[0]: spec: 0 → np.ndarray of >f4, which JAX does not take",
-        "[1]: spec: 0 → np.MaskedArray of float32 with a mask, which JAX does not take",
+        "[0]: spec: 0 → np.ndarray of >f4, which JAX does not accept",
+        "[1]: spec: 0 → np.MaskedArray of float32 with a mask, which JAX does not accept",
     ]
     assert mismatches((0, True), (X, X)) == ["[1]: spec: bool True → an int or None"]
-    assert mismatches(None, (X, X)) == ["the root: spec: every spec is None → vmap maps at least one leaf"]
+    assert mismatches(None, (X, X)) == ["the root: spec: every spec is None → vmap must map at least one leaf"]
 
 
 def test_the_axes_of_results_may_be_one_more():

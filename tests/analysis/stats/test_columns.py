@@ -219,7 +219,7 @@ def test_a_complex_number_with_a_nan_part_is_a_nan():
 def test_masked_data_counts_and_a_note_says_so():
     columns, notes = statistics(np.ma.masked_greater(np.arange(4.0), 2))
     assert columns["max"][0] == 3
-    assert notes == {0: "the mask is not looked at: these are the statistics of all its data"}
+    assert notes == {0: "the mask is ignored: the statistics cover all its data"}
 
 
 def test_a_node_speaks_for_everything_below_it():

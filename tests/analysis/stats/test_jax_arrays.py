@@ -267,7 +267,7 @@ def test_nothing_is_started_on_an_array_that_is_partly_elsewhere(monkeypatch):
     x = jax.device_put(np.ones(8), NamedSharding(mesh(8), P("a")))
     monkeypatch.setattr(NamedSharding, "is_fully_addressable", property(lambda self: False))
     monkeypatch.setattr("treeviz.analysis.stats.columns.host_view", None)
-    assert statistics([x])[1] == {1: "no statistics: a part of it lives in another process"}
+    assert statistics([x])[1] == {1: "no statistics: part of it is in another process"}
 
 
 SETTINGS = {

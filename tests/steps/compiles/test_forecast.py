@@ -161,7 +161,7 @@ def test_where_the_state_is_not_certain_the_error_says_what_to_pass():
     assert (found.path, found.kind, found.right) == ("state", "leaf", "float32[2]")
     of_a_library: Any = lambda w, x: w
     of_a_library.lower = None
-    with pytest.raises(TypeError, match="`<lambda>` is jitted by another library than JAX"):
+    with pytest.raises(TypeError, match="`<lambda>` is jitted by a library other than JAX"):
         tv.forecast(of_a_library, ONE, ONE)
 
 

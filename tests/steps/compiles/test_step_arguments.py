@@ -42,7 +42,7 @@ def test_what_is_reused_what_is_donated_in_vain_and_what_is_never_read_is_told_b
     assert view.reused == {"state['w']": "result[0]['w']"}
     assert view.in_vain == {"state['b']": "no result is float32[4], result[0]['b'] is bfloat16[4]"}
     assert view.never_read == ["state['c']", "state['twin']", "unused"]
-    assert "48 B of 64 B donated are reused · 1 donated in vain · 3 never read" in view.text()
+    assert "48 B of 64 B donated are reused · 1 donated, not reused · 3 never read" in view.text()
     (line,) = [line for line in view.text().splitlines() if "─ w " in line]
     assert "→ result[0]['w']" in line
     assert not state["w"].is_deleted()
@@ -79,7 +79,7 @@ def test_where_a_release_of_jax_tells_nothing_nothing_is_claimed(monkeypatch):
     options = {"donate_argnums": 0}
     monkeypatch.setattr(program, "arguments_read", lambda compiled: None)
     view = arguments(first, jnp.ones(3), jnp.ones(2), jit=options)
-    assert (view.reused, view.in_vain, view.never_read) == ({}, {}, []) and "not known if reused" in view.text()
+    assert (view.reused, view.in_vain, view.never_read) == ({}, {}, []) and "unknown if reused" in view.text()
     assert arguments(first, jnp.ones(3), jnp.ones(2), jit={**options, "keep_unused": True}).reused == {"x": "result"}
 
 
@@ -130,7 +130,7 @@ def test_a_step_of_equinox_has_the_paths_of_its_own_arguments_and_results():
     assert view.never_read == ["unused"] and view.flattening is not None
     assert [row["buffer"] for row in view.table.leaves].count("static") == 2
     assert not state["w"].is_deleted()
-    with pytest.raises(TypeError, match="takes shapes for static data: pass arrays"):
+    with pytest.raises(TypeError, match="treats shapes as static data: pass arrays"):
         tv.watch_compiles(step).arguments(jnp.ones(3), jax.ShapeDtypeStruct((3,), jnp.float32), 0, name="x")
 
 
@@ -156,7 +156,7 @@ def test_a_step_of_nnx_has_the_paths_of_the_modules_that_it_changes():
 
 
 def test_a_step_of_another_library_is_refused_with_what_to_do():
-    with pytest.raises(TypeError, match=r"`Odd` is not what jax.jit gave.*pass the function to jax.jit itself"):
+    with pytest.raises(TypeError, match=r"`Odd` was not returned by jax.jit.*pass the function to jax.jit itself"):
 
         class Odd:
             lower = None

@@ -110,7 +110,7 @@ def test_a_log_of_zero_is_named_with_its_file_line_function_and_numbers():
     assert (Path(origin.file).name, origin.line) == (HERE, line_of(log_loss, "jnp.log"))
     assert origin.source == "return -jnp.mean(jnp.log(p))"
     assert origin.text == (
-        f"forward: log at {HERE}:{origin.line} in log_loss gave 2 -Inf of 4, "
+        f"In the forward pass, log at {HERE}:{origin.line} in log_loss produced 2 -Inf (of 4), "
         "the first at [0], which belongs to w[0] and x[0], from inputs in [0, 0.98]."
     )
     assert "jnp.log(x + eps)" in origin.advice
@@ -140,7 +140,7 @@ def test_the_derivative_that_where_hides_in_the_forward_pass_is_named_in_the_bac
     assert (origin.direction, origin.line) == ("backward", line_of(trap_loss, "jnp.sqrt"))
     assert origin.function == "trap_loss"
     assert origin.outputs[0].n_posinf == 1
-    assert "made NaN of it" in origin.text
+    assert "turned it into NaN" in origin.text
     assert "jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)" in origin.advice
 
 
@@ -170,7 +170,7 @@ def test_the_iteration_of_a_scan_is_told():
     assert origin is not None
     assert (origin.primitive, origin.iterations) == ("log", (("scan", 7),))
     assert origin.line == line_of(scan_loss, "jnp.log")
-    assert "in iteration 7 of scan, gave 1 NaN of 1 from inputs in [-1, -1]" in origin.text
+    assert "in iteration 7 of scan, produced 1 NaN (of 1) from inputs in [-1, -1]" in origin.text
 
 
 def test_a_scan_from_behind_and_the_iteration_of_a_loop_inside_another():
@@ -274,7 +274,7 @@ def test_an_argument_that_is_not_finite_is_named_by_its_key_path():
     origin = locate_nan(step, {"w": x}, {"x": [x, bad]})
     assert origin is not None
     assert (origin.direction, origin.argument) == ("input", "batch['x'][1]")
-    assert origin.text == "input: batch['x'][1] has 1 NaN of 4 before the step begins, the first at [2]."
+    assert origin.text == "Input batch['x'][1] has 1 NaN (of 4) before the step begins, the first at [2]."
     origin = locate_nan(step, {"w": x}, batch={"x": [x, bad]})
     assert origin is not None and origin.argument == "batch['x'][1]"
     origin = locate_nan(step, {"w": x.at[0].set(jnp.inf)}, {"x": [x, x]})
@@ -306,7 +306,7 @@ def test_an_index_out_of_range_is_named_with_the_size(bad):
     assert origin is not None and origin.primitive == "gather"
     index = bad if bad > 0 else bad + 4  # as JAX has made it of a negative one
     assert origin.text.endswith(
-        "gave 1 NaN of 3, the first at [1, 0], which belongs to labels[1]: "
+        "produced 1 NaN (of 3), the first at [1, 0], which belongs to labels[1]: "
         f"index {index} is out of range for axis 1 of size 4."
     )
 
@@ -314,9 +314,9 @@ def test_an_index_out_of_range_is_named_with_the_size(bad):
 @pytest.mark.parametrize(
     ("bad", "examples", "said"),
     [
-        ([(3, 0), (3, 1)], (3,), "2 NaN of 12 before the step begins, the first at [3, 0], in batch[3] alone."),
-        ([(1, 1), (2, 0)], (1, 2), "the first at [1, 1], in batch[1], batch[2] alone."),
-        ([(i, 1) for i in range(1, 6)], (1, 2, 3, 4, 5), "in batch[1], batch[2], batch[3] and 2 more alone."),
+        ([(3, 0), (3, 1)], (3,), "2 NaN (of 12) before the step begins, the first at [3, 0], in batch[3] only."),
+        ([(1, 1), (2, 0)], (1, 2), "the first at [1, 1], in batch[1], batch[2] only."),
+        ([(i, 1) for i in range(1, 6)], (1, 2, 3, 4, 5), "in batch[1], batch[2], batch[3] and 2 more only."),
         ([(i, 1) for i in range(6)], (), "before the step begins, the first at [0, 1]."),
     ],
 )
@@ -466,7 +466,7 @@ def test_a_nan_that_is_dropped_on_the_way_is_told_as_such():
     assert origin is not None
     assert origin.primitive == "div"
     assert not origin.reaches_outputs
-    assert "it reaches no result of the step" in origin.text
+    assert "it does not reach any result of the step" in origin.text
 
 
 def test_complex_bfloat16_and_float8_are_looked_at_and_integers_and_keys_are_not():
@@ -563,7 +563,7 @@ def test_inside_a_shard_map_the_operation_its_line_and_its_device_are_named():
     assert (origin.primitive, origin.line) == ("log", line_of(sharded_loss, "jnp.log"))
     assert (origin.device[0], origin.iterations) == (("data", 2), (("scan", 1),))
     assert "in iteration 1 of scan, on the device at data=2" in origin.text
-    assert "gave 3 NaN of 3, the first at [0], from inputs in [-2, -2]" in origin.text
+    assert "produced 3 NaN (of 3), the first at [0], from inputs in [-2, -2]" in origin.text
     assert origin.inputs[0].shape == (3,)
     assert locate_nan(step, jnp.ones((8, 3)), jnp.ones((8, 8))) is None
 
@@ -580,7 +580,7 @@ def test_a_branch_that_only_some_devices_take_is_one_operation():
     origin = locate_nan(step, jnp.ones(16).at[13].set(-1.0))
     assert origin is not None
     assert (origin.primitive, origin.device, origin.outputs[0].shape) == ("cond", (("data", 6),), (2,))
-    assert "cond was run as a whole" in origin.advice
+    assert "cond ran as a whole" in origin.advice
 
 
 def test_ctrl_c_is_not_swallowed():

@@ -260,5 +260,5 @@ def test_a_run_whose_file_another_takes_goes_on_under_a_new_name_and_loses_nothi
     assert steps_in(tmp_path / "a-2.treeviz") == [0, 1, 2, 3] == history.steps().tolist()
     assert steps_in(path) == ([0, 100] if how == "keep" else [50])
     assert [record.getMessage() for record in caplog.records] == [
-        f"keep: {path} is not this run's any more, which goes on in {tmp_path}/a-2.treeviz."
+        f"keep: {path} now belongs to another run; this one continues in {tmp_path}/a-2.treeviz."
     ]

@@ -60,8 +60,8 @@ def test_a_layer_that_is_added_begins_a_section_that_is_shown_and_every_step_is_
     assert {"grads norm", "updates ÷ params"} <= {column.title for column in view.columns}
     assert len(inspector.render("grads").table) == 2 and inspector.n_dropped == 0
     assert inspector.notes == [
-        "grads: leaves were added, removed or reshaped, so it is 2 trees: 'grads' (steps 0 to 2), 'grads since step 3' "
-        "(steps 3 to 4). The last one is shown; inspector.render(name) shows another."
+        "grads: leaves were added, removed or reshaped, so there are 2 trees: 'grads' (steps 0 to 2), "
+        "'grads since step 3' (steps 3 to 4). The last one is shown; inspector.render(name) shows another."
     ]
     assert inspector.notes[0] in str(inspector).replace("\n ", "")
 

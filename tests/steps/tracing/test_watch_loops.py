@@ -100,8 +100,8 @@ def test_a_while_loop_shows_its_last_step(layer, seen):
     watched(layer, 0)
     assert np.isnan(seen.norms()).all()
     assert watched.notes == (
-        "grads: of a while loop, whose number of steps is not known beforehand, only the last step is measured. "
-        "lax.scan, or lax.fori_loop with constant bounds, has the numbers of every step.",
+        "grads: in a while loop, only the last iteration is measured, since their number is unknown. "
+        "lax.scan, or lax.fori_loop with constant bounds, measures every iteration.",
     )
 
 

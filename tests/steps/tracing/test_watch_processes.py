@@ -175,7 +175,9 @@ def test_what_processes_watch_otherwise_is_refused_before_it_can_hang(case, said
     for host in two_hosts(case):
         assert host["norms"] == []
         assert said in " ".join(host["warned"])
-        assert "All processes must watch it alike; one may save or show it" in " ".join(host["warned"])
+        assert "All processes must watch it in the same way; one of them may save or show it" in " ".join(
+            host["warned"]
+        )
 
 
 CACHED = """

@@ -138,7 +138,7 @@ def test_a_jax_without_such_a_barrier_costs_a_warning_and_no_step(mesh, seen, mo
         monkeypatch.setattr(barrier, name, None)
     _, _, p, bx, by = placed(mesh, SPECS["replicated"])
     step = jax.jit(update)
-    with pytest.warns(RuntimeWarning, match="results of a step that is measured may lie elsewhere"):
+    with pytest.warns(RuntimeWarning, match="results of a measured step may be placed differently"):
         after = watch(step, seen)(p, bx, by)
     assert same_bytes(after, step(p, bx, by))
     seen.check(gradients)
@@ -149,7 +149,7 @@ def test_a_jax_without_what_makes_a_primitive_costs_a_warning_and_no_measurement
     monkeypatch.delattr(f"jax.interpreters.{name}")
     monkeypatch.setattr(barrier, "_forward_p", barrier._forward())
     assert barrier._forward_p is None
-    with pytest.warns(RuntimeWarning, match="results of a step that is measured may lie elsewhere"):
+    with pytest.warns(RuntimeWarning, match="results of a measured step may be placed differently"):
         assert np.asarray(barrier.barrier(x)).tobytes() == np.asarray(x).tobytes()
 
 
@@ -359,7 +359,7 @@ def test_in_a_shard_map_the_parameters_are_those_of_the_whole_step_or_are_left_o
     watched = watch(step, seen, updates=True)
     after = watched(params, x, y)
     if loop:
-        assert seen.names() == ["grads"] and any("cannot be told apart" in note for note in watched.notes)
+        assert seen.names() == ["grads"] and any("cannot be distinguished" in note for note in watched.notes)
         return
     seen.check(params, "params")
     seen.check(

@@ -120,7 +120,7 @@ BROKEN = {
     "deep.safetensors": (safetensors('{"a":' + "[" * 200_000), ""),
     "utf8.safetensors": (safetensors(b'{"\xff": 1}'), ""),
     "nothing.safetensors": (b"\0" * 8, ""),
-    "null.safetensors": (safetensors("null"), "its header is no JSON object"),
+    "null.safetensors": (safetensors("null"), "its header is not a JSON object"),
     "digits.safetensors": (safetensors('{"a": ' + "9" * 5_000 + "}"), ""),
 }
 
@@ -197,7 +197,7 @@ def test_values_of_a_file_that_was_written_again_are_refused_until_it_is_read_ag
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))  # as if the clock had gone on
     for array in arrays:
         for look in (np.asarray, lambda array: array.part((slice(0, 1),) * array.ndim)):
-            with pytest.raises(ValueError, match="the file was written again since it was read: read it again"):
+            with pytest.raises(ValueError, match="the file was rewritten after it was read: read it again"):
                 look(array)
     for array in filter(lambda leaf: type(leaf) is Stored, jax.tree.leaves(read(path))):
         np.asarray(array)

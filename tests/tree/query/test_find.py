@@ -47,7 +47,7 @@ def message(query, tree="model"):
 
 def test_the_errors_say_what_to_write_instead():
     assert message("bytes:>lots") == (
-        "find: bytes:>lots is not a number that can be read. "
+        "find: cannot parse bytes:>lots. "
         "Write bytes:>1M, bytes:<=0.5, bytes:1k..2k or bytes:42; the units are k M G T Ki Mi Gi Ti."
     )
     assert message("cpu:0") == (
@@ -58,7 +58,7 @@ def test_the_errors_say_what_to_write_instead():
     assert message("byte:1").startswith("find: no column 'byte'. Did you mean bytes? ")
     assert "widget.tree = new" in message("is:changed")
     assert message("shape:x,3") == (
-        "find: shape:x,3 has a dimension that cannot be read, 'x'. "
+        "find: cannot parse the dimension 'x' of shape:x,3. "
         "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"
     )
     assert message("is:blue") == (

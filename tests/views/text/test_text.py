@@ -350,7 +350,7 @@ def test_a_badge_says_where_the_other_place_is():
     loop: list = [1]
     loop.append(loop)
     lines = shown(walk({"a": {"x": both}, "b": both, "loop": loop})).splitlines()
-    assert lines[3].endswith("stands in 2 places")
+    assert lines[3].endswith("occurs in 2 places")
     assert lines[4].endswith("shared with ['a']['x']")
     assert lines[7].endswith("cycle to ['loop']")
 

@@ -113,7 +113,7 @@ def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
     others = f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}"
     for rows in sets.values():
         for row in rows if rows is not largest else ():
-            text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises where it gets both"
+            text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises when it gets both"
             yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
 
 
@@ -136,7 +136,7 @@ def leaked_tracer(checked: Checked) -> Iterator[Found]:
     rows = checked.rows(lambda facts: facts.kind == "tracer")
     if rows and not is_tracing():
         for row in rows:
-            yield Found(row, "a tracer that has left the function that JAX traced: every use of it raises")
+            yield Found(row, "a leaked tracer: every use of it raises")
 
 
 @rule("T121", "error")
@@ -160,7 +160,7 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
     for row in checked.rows(lambda facts: is_refused(facts) or _is_swapped(facts)):
         facts = checked.facts(row)
         kind = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
-        yield Found(row, f"{kind} is no JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
+        yield Found(row, f"{kind} is not a valid JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
 
 
 def _is_swapped(facts: Facts) -> bool:
@@ -189,7 +189,7 @@ def function_leaf(checked: Checked) -> Iterator[Found]:
     or a state.
     """
     for row in checked.rows(lambda facts: facts.kind == "function"):
-        yield Found(row, f"a function is no JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+        yield Found(row, f"a function is not a valid JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
 
 
 @rule("T132", "info")
@@ -210,7 +210,7 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
                 continue
             container = stands_for(cls)
             fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
-            yield Found(row, f"{facts.type} is no JAX type{_raises(checked)}", fix, _level(checked))
+            yield Found(row, f"{facts.type} is not a valid JAX type{_raises(checked)}", fix, _level(checked))
 
 
 def _level(checked: Checked) -> Level:
@@ -277,7 +277,7 @@ def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
             continue
         is_number = facts.kind not in ("key", "float0")
         fix = Changed("jnp.asarray({x}, jnp.float32)") if is_number else _apart(checked, row)
-        yield Found(row, f"{facts.dtype or facts.type} cannot be differentiated: grad raises", fix)
+        yield Found(row, f"{facts.dtype or facts.type} leaf: jax.grad will fail", fix)
 
 
 def _is_number(facts: Facts) -> bool:
@@ -341,7 +341,7 @@ def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
         return
     for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
         dtype = checked.facts(row).dtype
-        yield Found(row, f"JAX turns {dtype} into {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
+        yield Found(row, f"JAX converts {dtype} to {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
 
 
 @rule("T204", "info")
@@ -406,14 +406,14 @@ def unflatten_that_validates(checked: Checked) -> Iterator[Found]:
 
 @rule("T115", "warning", needs="roundtrip")
 def round_trip_that_changes(checked: Checked) -> Iterator[Found]:
-    """A node is not the same after it was flattened and unflattened again: other children, or other static data.
+    """A node is not the same after it was changed by flattening and unflattening: other children, or other static data.
 
     Then `jax.tree.map(lambda x: x, tree)` changes the tree, and a step that returns its state compiles again.
     """
     for row, children, treedef in _first_nodes(checked):
         problem = guarded(partial(_changes, children, treedef), lambda error: f"raised {error_text(error)}")
         if problem:
-            yield Found(row, f"flattened and unflattened again: {problem}")
+            yield Found(row, f"changed by flattening and unflattening: {problem}")
 
 
 @rule("T116", "warning", needs="roundtrip")
@@ -458,8 +458,8 @@ def _unflattened(treedef: Any, children: list) -> str:
 def _changes(children: list, treedef: Any) -> str:
     again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
     if not _are_same(children, again):
-        return "its children are others"
-    return "" if other == treedef else "its static data is not equal to what it was"
+        return "its children differ"
+    return "" if other == treedef else "its static data compares as unequal"
 
 
 def _are_same(left: list, right: list) -> bool:
@@ -527,7 +527,7 @@ def all_zero(checked: Checked) -> Iterator[Found]:
     """
     for row, (_, _, zeros), n in _leaves(checked):
         if n > 1 and zeros == n:
-            yield Found(row, f"all of {n:,} values are zero")
+            yield Found(row, f"all {n:,} values are zero")
 
 
 @rule("T142", "warning", needs="values")
@@ -624,7 +624,7 @@ def _with_other_keys(node: Any) -> str:
 
 @rule("T210", "info")
 def shared_node(checked: Checked) -> Iterator[Found]:
-    """A node stands in several places.
+    """A node occurs in several places.
 
     JAX sees a tree: each place gets gradients and updates of its own, and after one `jax.tree.map` the places are no
     longer one object. In a state it is a warning: a buffer that is donated twice raises.
@@ -634,7 +634,7 @@ def shared_node(checked: Checked) -> Iterator[Found]:
 
 @rule("T211", "info")
 def shared_array(checked: Checked) -> Iterator[Found]:
-    """An array stands in several places, as with tied weights.
+    """An array occurs in several places, as with tied weights.
 
     JAX sees two leaves: each gets a gradient of its own, and after one update they differ. In a state it is a warning:
     `donate_argnums` raises "Attempt to donate the same buffer twice".
@@ -658,7 +658,7 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
         copy = "lambda a: a.copy() if isinstance(a, jax.Array) else a" if has_others else "jnp.copy"
         fix = Changed(f"jax.tree.map({copy}, {{x}})") if level else ""
         yield Found(
-            row, f"the same {kind} as {_place(checked, note.row)}: JAX updates each on its own", fix, level, note
+            row, f"the same {kind} as {_place(checked, note.row)}: JAX updates each copy separately", fix, level, note
         )
 
 
@@ -840,7 +840,7 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
                 problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
                 fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
                 for row in rows:
-                    yield Found(row, f"{problem}: a jitted function does not see it change in place", fix, level)
+                    yield Found(row, f"{problem}: a jitted function does not notice in-place changes", fix, level)
 
 
 def _is_of_library(cls: type) -> bool:

@@ -210,7 +210,7 @@ def compare_classes(left: type, right: type) -> Finding:
         return "type", left_name, right_name, ""
     left_name, right_name = f"{module_name(left)}.{left_name}", f"{module_name(right)}.{right_name}"
     hint = (
-        "two classes of one name: its definition ran twice, as in a cell that was run again"
+        "two classes with the same name: its definition ran twice, as in a notebook cell"
         if left_name == right_name
         else ""
     )
@@ -249,7 +249,7 @@ def _compare_keys(left: Opened, right: Opened) -> list[Finding]:
     """Different orders of the same keys. Keys in only one mapping are found when the children are aligned."""
     if left.keys == right.keys or len(left.keys) != len(right.keys) or set(left.keys) != set(right.keys):
         return []
-    return [("order", value_text(left.keys, 60), value_text(right.keys, 60), "JAX sorts the keys of a dict alone")]
+    return [("order", value_text(left.keys, 60), value_text(right.keys, 60), "JAX sorts only the keys of a dict")]
 
 
 def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list[Finding]:
@@ -329,7 +329,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _unequal_to_itself(left: Any, right: Any) -> str:
     is_same_text = value_text(left, 80) == value_text(right, 80)
-    return "they look alike, but == says that they differ" if is_same_text else ""
+    return "they print the same, but == returns False" if is_same_text else ""
 
 
 NONE = -1

@@ -18,8 +18,8 @@ Kind = Literal[
 MEANINGS: dict[str, str] = {
     "error": "JAX cannot flatten the node, or a comparison raised",
     "type": "nodes of different types",
-    "none": "None, which has no leaf, against something",
-    "leaf": "a leaf against a node",
+    "none": "None, which has no leaves, versus a value",
+    "leaf": "a leaf versus a node",
     "length": "different numbers of children",
     "missing": "only in the first tree",
     "extra": "only in the other tree",
@@ -28,13 +28,13 @@ MEANINGS: dict[str, str] = {
     "python type": "leaves of different Python types",
     "shape": "different shapes",
     "dtype": "different dtypes",
-    "sharding": "they lie on different devices, or are split differently",
+    "sharding": "on different devices, or sharded differently",
     "deleted": "one of them is deleted or donated",
     "NaN": "NaN in different places",
     "value": "different values",
-    "spec": "what cannot be a spec",
-    "axis": "a spec of an axis that is not there",
-    "size": "axes whose sizes do not go together",
+    "spec": "not a valid spec",
+    "axis": "a spec for an axis that does not exist",
+    "size": "axes with incompatible sizes",
     "argument": "an argument passed by position and by keyword",
     "setting": "an option or a context of JAX",
     "weak type": "one of them is weakly typed",  # the least
@@ -60,7 +60,7 @@ class Difference:
 
     Attributes:
       path: The key path as `jax.tree_util.keystr` writes it, but correct for named tuples (jax#39297). It is a path in
-        the first tree, or in the other one for what only that has. "" is the root.
+        the first tree, or in the other one for a part that only it has. "" is the root.
       kind: A key of `MEANINGS`: "type", "length", "missing", "shape", "value" …
       left, right: The node, leaf or property in the first tree and in the other: "tuple of 2", "float32[3]"; or "".
       hint: A likely cause: "inserted at [2]", "moved to [1][0]"; or "".

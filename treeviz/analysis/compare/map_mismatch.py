@@ -223,7 +223,7 @@ def unstackable(trees: Iterable[Any]) -> Differences:
     several = [] if isinstance(trees, Mapping | str) or not isinstance(trees, Iterable) else list(trees)
     if not several:
         raise TypeError(
-            f"stackable: a list of trees is wanted, and not {value_text(trees, 40)}: stackable([params_1, params_2])"
+            f"stackable: pass a list of trees, not {value_text(trees, 40)}: stackable([params_1, params_2])"
         )
     return map_mismatches(*several, at_leaf=_Leaves().compare)
 
@@ -302,6 +302,6 @@ def _not_stacked(leaf: Any, left_text: str) -> Finding:
     text = describe_value(leaf, None)
     is_deleted = guarded(lambda: bool(leaf.is_deleted()), lambda _: False)
     is_numpy = has_base(type(leaf), np.ndarray, np.generic)
-    reason = "JAX does not take it" if is_numpy else "neither an array nor a number"
+    reason = "JAX does not accept it" if is_numpy else "neither an array nor a number"
     kind, hint = ("deleted", "donated?") if is_deleted else ("python type", reason)
     return (kind, left_text, text, hint) if left_text else (kind, text, "", hint)

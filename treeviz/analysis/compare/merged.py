@@ -353,7 +353,7 @@ def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, v
     counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds)
     n = sum(n for _, n in kinds)
     differences = f"{n:,} {'difference' if n == 1 else 'differences'}: {counts}" if n else "no difference"
-    exception = "" if values else " but for values, which were not compared"
+    exception = "" if values else " except values, which were not compared"
     same = f"{count_text(n_same)} {'leaf is' if n_same == 1 else 'leaves are'} the same{exception}"
     unknown = f"not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
     return (differences, *([same] if n_same else []), *([unknown] if n_unknown else []))

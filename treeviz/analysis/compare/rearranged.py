@@ -522,7 +522,7 @@ def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
             places = [row for row in orders[1 - side][first[i] : end[i]].tolist() if trees.pair(at)[1 - side] != row]
             if len(places) == 1 and _is_special(trees, side, row, places[0], known):
                 hints[at] = Hint(
-                    f"the same structure stands at {trees.tables[1 - side][places[0]].keystr} in the {_THERE[side]}"
+                    f"the same structure is at {trees.tables[1 - side][places[0]].keystr} in the {_THERE[side]}"
                 )
     return hints
 
@@ -625,7 +625,7 @@ def _location_text(
     elsewhere = [entry for entry in places if own[entry[2].arrays[side].rows[0]].keystr != entry[1]]
     if not elsewhere:
         some = f"its {n:,} arrays" if len(inside) == n else f"{len(inside):,} of {n:,} arrays"
-        return f"{some} stand at the same paths in the {there}" if n > 1 else ""
+        return f"{some} are at the same paths in the {there}" if n > 1 else ""
     shown, place, pair = elsewhere[0]
     n_layers, along = len(pair.arrays[1 - side].rows), f" along axis {pair.axis}" if pair.axis else ""
     details = f", as a layer of a stack{along}" if len(pair.arrays[side].rows) > 1 else ""
@@ -634,8 +634,8 @@ def _location_text(
         details += f", as {subtree_text(across, pair.arrays[1 - side].rows[0])}"
     details += ", transposed" * (turned.get(pair) is True)
     if n == 1:
-        return f"stands at {place} in the {there}{details}{'?' * (not pair.is_sure or 'transposed' in details)}"
-    some = f"its {n:,} arrays stand" if len(elsewhere) == n else f"{len(elsewhere):,} of {n:,} arrays stand"
+        return f"is at {place} in the {there}{details}{'?' * (not pair.is_sure or 'transposed' in details)}"
+    some = f"its {n:,} arrays are" if len(elsewhere) == n else f"{len(elsewhere):,} of {n:,} arrays are"
     return f"{some} elsewhere in the {there}: {shown} is {place}{details}?"
 
 

@@ -159,7 +159,7 @@ def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
         if abs(i - k) != 1 or i < k  # of two neighboring axes, move the first
         if _moved(shape, i, k) == other
     ]
-    return f"one axis stands elsewhere: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
+    return f"one axis has moved: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
 
 
 def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:

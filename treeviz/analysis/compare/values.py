@@ -242,7 +242,7 @@ def parts_of(array: Any) -> list[Part]:
         data = jax.random.key_data(array)
         return parts_of(data)
     if not array.sharding.is_fully_addressable:
-        raise CannotCompare("a part of it lives in another process")
+        raise CannotCompare("part of it is in another process")
     if why := why_unreduced(array.sharding):
         raise CannotCompare(why)
     if len(array.sharding.device_set) == 1 or array.sharding.is_fully_replicated:
@@ -414,7 +414,7 @@ def gap_details(gap: ValueDifference, kind: str, names: tuple[str, str]) -> tupl
         counts = zip(names, (gap.nan_left, gap.nan_right), strict=True)
         details += [(f"NaN in the {name}", f"{n:,}") for name, n in counts]
     if kind == "NaN":
-        details += [("NaN in one alone", f"{gap.n_nan:,}")]
+        details += [("NaN in only one", f"{gap.n_nan:,}")]
     return tuple(details)
 
 

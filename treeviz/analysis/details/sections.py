@@ -431,7 +431,7 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
             continue
         if _is_ours(module_name(type(holder))):
             reached.update(map(id, gc.get_referents(holder)))
-            found.setdefault("treeviz: a widget that was asked to keep its tree, or a function that was given it")
+            found.setdefault("treeviz: a widget with keep=True, or a function that received the tree")
             continue
         for name, step in ((name, step) for name, below in _references(holder, wanted) for step in wanted[below]):
             rest = name + step.rest
@@ -574,11 +574,11 @@ class Budget:
         gathered: list[Section] = []
         for i, part in enumerate(parts):
             if self.is_cancelled() or (i > 0 and not self.goes_on()):
-                return [*gathered, text("There is more: it takes too long for one answer.")]
-            for section in guarded(part, lambda error: [text(f"could not be found out: {error_text(error)}", "bad")]):
+                return [*gathered, text("There is more; listing it takes too long.")]
+            for section in guarded(part, lambda error: [text(f"unknown: {error_text(error)}", "bad")]):
                 self._bytes_left -= len(json.dumps(section))
                 if self._bytes_left < 0:
-                    return [*gathered, text("There is more: it is too much for one answer.")]
+                    return [*gathered, text("There is more than fits into one answer.")]
                 gathered.append(section)
         return gathered
 
@@ -618,9 +618,7 @@ def referrers_button(kind: str) -> list[Section]:
 
 def treescope_button(kind: str) -> list[Section]:
     """A button for treescope's view of an opaque leaf, which runs code of its classes."""
-    return (
-        [{"kind": "button", "label": "show it as treescope does", "operation": "treescope"}] if kind == "opaque" else []
-    )
+    return [{"kind": "button", "label": "show with treescope", "operation": "treescope"}] if kind == "opaque" else []
 
 
 def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) -> Iterator[Part]:
@@ -690,8 +688,8 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
 def referrers_section(node: Any, budget: Budget) -> list[Section]:
     """The referrers of an object."""
     found, is_all = referrers(node, budget.goes_on)
-    lines = [(0, line, "", False) for line in found] or [(0, "nobody who could be found", "", False)]
-    rest = [] if is_all else [text("There may be more: the search was cut short.")]
+    lines = [(0, line, "", False) for line in found] or [(0, "no owner found", "", False)]
+    rest = [] if is_all else [text("The search stopped early; there may be more.")]
     if not SEES_LOCALS:
-        rest.append(text("The variables of functions that run are not looked at before Python 3.13."))
+        rest.append(text("Before Python 3.13, the variables of running functions are not searched."))
     return [{"kind": "outline", "title": "held by", "lines": lines}, *rest]

@@ -435,10 +435,12 @@ def array_shape(facts: Facts) -> tuple[int, ...] | None:
 
 
 def no_array(facts: Facts) -> str:
-    """ "str, which is no array"."""
+    """ "str, which is not an array"."""
     if is_refused(facts):
-        return f"{facts.type} of {facts.dtype}{' with a mask' if facts.text == MASKED else ''}, which JAX does not take"
-    return f"{facts.type}, which is no array"
+        return (
+            f"{facts.type} of {facts.dtype}{' with a mask' if facts.text == MASKED else ''}, which JAX does not accept"
+        )
+    return f"{facts.type}, which is not an array"
 
 
 def _with_spec_codes(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
@@ -519,10 +521,15 @@ class InAxes:
         n_leaves, n_mapped = int(np.count_nonzero(table.is_leaf)), int(np.count_nonzero(is_mapped))
         if not n_mapped and len(pairs.rows) == n_leaves:
             describe_value = "every spec is None" if n_leaves else "there is no leaf"
-            findings.append((0, ("spec", describe_value, "vmap maps at least one leaf", "")))
+            findings.append((0, ("spec", describe_value, "vmap must map at least one leaf", "")))
         odd, headline = _odd_sizes(table, pairs, sizes)
         column = pairs.column(
-            table, [size for size, _ in answers], "axis_size", "size", format="count", help="Of the axis that is mapped"
+            table,
+            [size for size, _ in answers],
+            "axis_size",
+            "size",
+            format="count",
+            help="The size of the mapped axis",
         )
         mapped = f"{n_mapped:,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
         return Judged([*findings, *odd], (column,), (mapped, *headline), {})
@@ -614,14 +621,14 @@ class Labels:
 
     def wrong(self, spec: Any) -> Finding | None:
         is_hashable = guarded(lambda: hash(spec) is not None, lambda _: False)
-        return None if is_hashable else ("spec", _text(spec), "a label that can be hashed", "")
+        return None if is_hashable else ("spec", _text(spec), "a hashable label", "")
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         texts = np.array([self.text(spec) for spec, _ in pairs.distinct], object)
         counts = Counter(texts[pairs.codes].tolist() if len(texts) else ())
         counted = [f"{label} {n:,}" for label, n in counts.most_common(_MOST_LABELS)]
         rest = [f"{len(counts) - len(counted):,} more labels"] if len(counts) > len(counted) else []
-        called = Note("warning", "optax.partition calls a module that can be called: give it lambda _: labels")
+        called = Note("warning", "optax.partition calls a callable module: pass lambda _: labels")
         notes: dict[int, tuple[Note, ...]] = {0: (called,)} if self._is_module else {}
         return Judged([], (), (", ".join([*counted, *rest]),) if counted else (), notes)
 
@@ -637,7 +644,7 @@ class Mask(Labels):
     def wrong(self, spec: Any) -> Finding | None:
         if has_base(type(spec), bool, np.bool_):
             return None
-        hint = "Equinox asks it for each leaf: jax.tree.map(it, tree)" if callable(spec) else ""
+        hint = "Equinox calls it for each leaf: jax.tree.map(it, tree)" if callable(spec) else ""
         return "spec", _text(spec), "True or False", hint
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:

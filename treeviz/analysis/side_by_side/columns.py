@@ -156,7 +156,7 @@ class _Search:
             if row < covered:
                 continue
             if self._effort <= 0:
-                return Search(matches, n_more, None if matches else (0, "it is too large to be searched to the end"))
+                return Search(matches, n_more, None if matches else (0, "it is too large to search completely"))
             match = self._match_at(row)
             if match is None:
                 continue
@@ -266,7 +266,7 @@ class _Search:
         """None if the shapes match; else a leaf and the reason."""
         same, other = self._compare_shapes(own, leaves)
         if self._whole and not is_whole:
-            return int(own[0]), "is there, and others are not"
+            return int(own[0]), "exists only there"
         if len(other) and (not same or not is_whole):
             row, leaf = int(own[other[0]]), int(leaves[other[0]])
             shapes = (
@@ -274,7 +274,7 @@ class _Search:
             )
             return row, f"has the shape {' and not '.join(shapes)}"
         if not same and (not is_whole or self._reference_is_leaf[0]):
-            return int(own[0]), "has no shape by which it could be told from any other number"
+            return int(own[0]), "has no shape to distinguish it from other numbers"
         return None
 
     def _compare_shapes(self, own: np.ndarray, leaves: np.ndarray) -> tuple[int, np.ndarray]:
@@ -551,7 +551,7 @@ def _measured(
 
     measured = [
         column("rms", "rms", rms, f"the root of the mean square of the finite values in {place}"),
-        column("nonfinite", "NaN/Inf", nan + inf, f"how many values in {place} are NaN or infinite", "count"),
+        column("nonfinite", "NaN/Inf", nan + inf, f"the number of values in {place} that are NaN or infinite", "count"),
         column("norm", "norm", norm, f"the L2 norm of the finite values in {place}"),
     ]
     if "rms" in table.columns:

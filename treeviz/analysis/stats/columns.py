@@ -177,7 +177,7 @@ class Scan:
         return None
 
     def _read_masked_array(self, owner: int, array: np.ma.MaskedArray) -> str | None:
-        self.reasons[owner] = "the mask is not looked at: these are the statistics of all its data"
+        self.reasons[owner] = "the mask is ignored: the statistics cover all its data"
         return self._read_array(owner, array)
 
     def _read_array(self, owner: int, array: np.ndarray, axis: int | None = None) -> str | None:
@@ -228,7 +228,7 @@ class Scan:
             return KINDS["key"].no_values
         sharding = array.sharding
         if not sharding.is_fully_addressable:
-            return "no statistics: a part of it lives in another process"
+            return "no statistics: part of it is in another process"
         if why := why_unreduced(sharding):
             return why
         if len(sharding.device_set) == 1:
@@ -416,14 +416,14 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
         return Column(name, title, levels, codes, format, "given", help, first_bin=FIRST_EXPONENT)
 
     columns = (
-        column("min", "min", least, "the least finite value; of complex arrays: magnitude"),
-        column("max", "max", greatest, "the greatest finite value; of complex arrays: magnitude"),
+        column("min", "min", least, "the smallest finite value; of complex arrays: magnitude"),
+        column("max", "max", greatest, "the largest finite value; of complex arrays: magnitude"),
         column("mean", "mean", mean, "the mean of the finite values; of complex arrays: of the magnitudes"),
         column("std", "std", std, "the standard deviation of the finite values (divided by n, as np.std)"),
         column("rms", "rms", np.hypot(mean, std), "the root of the mean square of the finite values"),
-        column("zeros", "zeros", zeros, "how many values are zero; a denormal number is not", "count"),
-        column("nan", "NaN", nan, "how many values are NaN", "count"),
-        column("inf", "±Inf", posinf + neginf, "how many values are infinite", "count"),
+        column("zeros", "zeros", zeros, "the number of zeros; denormal numbers do not count", "count"),
+        column("nan", "NaN", nan, "the number of NaN values", "count"),
+        column("inf", "±Inf", posinf + neginf, "the number of infinite values", "count"),
         column("posinf", "+Inf", posinf, "how many values are +Inf", "count"),
         column("neginf", "-Inf", neginf, "how many values are -Inf", "count"),
         column(

@@ -240,8 +240,8 @@ def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
     traced: Any = trace and trace(*args, **kwargs)
     if not hasattr(traced, "jaxpr"):
         raise TypeError(
-            f"forecast: `{step_name(step)}` is jitted by another library than JAX, which treats leaves in its own way. "
-            "Pass a function of arrays, or what jax.jit gave."
+            f"forecast: `{step_name(step)}` is jitted by a library other than JAX, which handles leaves differently. "
+            "Pass a function of arrays, or the result of jax.jit."
         )
     arguments = {name: jit_type(value) for name, value in named_arguments(step, args, kwargs).items()}
     positions, keywords = dynamic_arguments(step, args, kwargs) if is_jitted(step) else (range(len(args)), kwargs)
@@ -445,7 +445,7 @@ def _state_place(name: str, state: Part, result: Part, out: Any, is_several: boo
 def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str, str, str]:
     if not hint:
         hint = {
-            "static": "" if " = " in left else "what is no array is part of the program: make it one",
+            "static": "" if " = " in left else "a non-array is compiled into the program: make it an array",
             "weak type": "return it with a dtype: .astype(old.dtype)"
             if left.startswith("not")
             else "start from an array with a dtype, as jnp.float32(0), not from a Python number",

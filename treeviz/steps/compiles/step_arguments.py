@@ -140,7 +140,7 @@ def _placement_text(sharding: Any, result_sharding: Any) -> str:
     is_elsewhere = len({place and place.devices for place in descriptions}) > 1
     texts = [place and (f"{place.text} on {place.devices}" if is_elsewhere else place.text) for place in descriptions]
     if None in texts or texts[0] == texts[1]:
-        return "lies, or is laid out, in another way"
+        return "is placed or laid out differently"
     return f"lies as {texts[0]}, and this as {texts[1]}"
 
 
@@ -263,7 +263,7 @@ def wrapped_buffers(
             order = _positions(leaves, tree_util.tree_leaves(passed))
             if any(i is None and isinstance(leaf, jax.ShapeDtypeStruct) for i, leaf in zip(order, leaves, strict=True)):
                 raise TypeError(
-                    "arguments: the library that jitted the step takes shapes for static data: pass arrays."
+                    "arguments: the library that jitted the step treats shapes as static data: pass arrays."
                 )
             inner = [row.keystr for row in walk(passed).leaves] if inside.changes_arguments else []
             user_paths = {inner[i]: path for i, path in zip(order, paths, strict=True) if inner and i is not None}
@@ -351,7 +351,7 @@ def _jitted_inside(step: Callable) -> JittedStep:
         return jitted_step(step)
     except (CannotWatch, LibraryMoved) as error:
         raise TypeError(
-            f"arguments: `{inner_name(step)}` is not what jax.jit gave, and it is unknown what its library passes on: "
+            f"arguments: `{inner_name(step)}` was not returned by jax.jit, and what its library passes on is unknown: "
             "pass the function to jax.jit itself."
         ) from error
 
@@ -377,17 +377,17 @@ def _view(
             texts[row] = f"→ {reused[path]}"
             n_bytes["reused"] += size
         elif buffers.why_not[i]:
-            in_vain[path], texts[row] = buffers.why_not[i], "donated in vain"
+            in_vain[path], texts[row] = buffers.why_not[i], "donated, not reused"
             notes[row] = (Note("warning", in_vain[path]),)
         elif buffers.donated[i]:
-            texts[row] = "donated; not known if reused"
+            texts[row] = "donated; unknown if reused"
     column = Column("buffer", "buffer", texts, help="The result that reuses the donated buffer, or why there is none")
     if flattening is not None and flattening.us >= _COSTLY_US and flattening.classes:
-        notes[0] = (Note("info", f"flattening is dear: {_CURE}"),)
+        notes[0] = (Note("info", f"flattening is slow: {_CURE}"),)
     table = table.with_columns(column).with_notes(notes)
     headline_parts = [f"{bytes_text(n_bytes['reused'])} of {bytes_text(n_bytes['donated'])} donated are reused"]
     headline_parts = headline_parts if n_bytes["donated"] else ["nothing is donated"]
-    headline_parts += [f"{len(in_vain):,} donated in vain"] if in_vain else []
+    headline_parts += [f"{len(in_vain):,} donated, not reused"] if in_vain else []
     headline_parts += [f"{len(never_read):,} never read"] if never_read else []
     headline_parts += [flattening.text] if flattening is not None else []
     view = StepArguments(table.with_headline(*headline_parts, *headline(table)), table.chosen(["buffer", "bytes"]))

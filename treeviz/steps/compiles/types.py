@@ -23,7 +23,7 @@ _abstract = getattr(api_util, "shaped_abstractify", None) or jax.typeof
 
 _NUMBERS = (bool, int, float, complex)
 _STATIC = "a static argument"
-TWO_OBJECTS = "they look alike, but are two objects: create it once"
+TWO_OBJECTS = "they print the same, but are two objects: create it once"
 
 
 class LeafType(NamedTuple):

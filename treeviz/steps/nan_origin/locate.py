@@ -275,7 +275,7 @@ class KeptInputs:
                 raise
             except Exception as error:
                 step.on_before_call(None)
-                text = f"inspector: inputs are not kept any more, {error_text(error)}"
+                text = f"inspector: inputs are no longer kept: {error_text(error)}"
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
 
         step.on_before_call(keep_before_call)
@@ -346,9 +346,8 @@ def locate_nan_in_kept(
     if step is not None and not selected:
         steps = ", ".join(str(inputs.number) for inputs in reversed(kept_inputs)) or "none yet"
         raise LookupError(
-            f"locate_nan: the inputs of step {step} are not kept. There are those of: {steps}. Of the inspected steps "
-            "the newest are kept, and after one with NaN or infinities only those of that step; GradientInspector("
-            "keep_inputs=10) keeps ten."
+            f"locate_nan: the inputs of step {step} are not kept, only those of: {steps}. The newest inspected steps "
+            "are kept, and after one with NaN or Inf only that step; GradientInspector(keep_inputs=10) keeps ten."
         )
     if kept.bad is not None and kept.origin is not None:
         return kept.origin

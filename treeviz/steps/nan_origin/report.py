@@ -225,7 +225,7 @@ _BY_PRIMITIVE = {
     "triangular_solve": "The matrix is singular: add jitter to its diagonal, a + eps * jnp.eye(n).",
     "eigh": "Equal eigenvalues have no derivative: add jitter to the diagonal.",
     "svd": "Equal singular values have no derivative: add jitter, or stop the gradient there.",
-    "select_n": "A NaN was put there on purpose, by jnp.where or a function that marks wrong arguments with it.",
+    "select_n": "A NaN constant was put there, by jnp.where or by a function that marks invalid arguments with NaN.",
     "integer_pow": "A negative power of 0 is infinite, and a large one too large: bound the base.",
 }
 _BY_PRIMITIVE["log2"] = _BY_PRIMITIVE["log"]
@@ -242,10 +242,10 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
     bad = next((x for x in outputs if x.nonfinite), None)
     infinite_inputs = any(x.n_posinf or x.n_neginf for x in inputs)
     if name in _WHOLE:
-        return f"{name} was run as a whole: call locate_nan on the function that it runs to learn more."
+        return f"{name} ran as a whole: call locate_nan on the function inside it for more detail."
     if bad and bad.n_nan and infinite_inputs:
         return (
-            "Infinities that were there on purpose met: Inf - Inf and 0 * Inf are NaN. Has a row of a mask nothing but "
+            "Intended infinities met: Inf - Inf and 0 * Inf are NaN. Has a row of a mask nothing but "
             "-Inf? Mask with a large finite number: jnp.finfo(x.dtype).min."
         )
     if direction == "backward":
@@ -280,7 +280,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
             f"The result is above {largest:.4g}, the largest {bad.dtype}: lower the learning rate or clip the "
             "gradients if values grew over the steps, or compute this in a wider dtype."
         )
-    return "Bound what goes into this line, and look at how it got so large or small: jax.debug.print, treeviz.tap."
+    return "Bound the inputs of this line, and inspect how they became so large or small: jax.debug.print, treeviz.tap."
 
 
 class SourceLine(NamedTuple):
@@ -297,7 +297,7 @@ class SourceLine(NamedTuple):
 
     def __str__(self) -> str:
         if not self.file:
-            return "a place that JAX does not tell"
+            return "an unknown place"
         cell = cell_of(self.file)
         line = f"{cell}, line {self.line}" if cell else f"{visible(os.path.basename(self.file), 80)}:{self.line}"
         return f"{line} in {visible(self.function, 80)}"
@@ -362,19 +362,19 @@ class NanOrigin:
 def input_origin(name: str, array: Any, n_others: int = 0, became: Site | None = None) -> NanOrigin:
     """Report an argument that contains NaN or Inf before the step begins."""
     numbers, index = numbers_of(array), first_nonfinite(array)
-    text = f"input: {name} has {numbers.nonfinite} of {numbers.size:,} before the step begins"
+    text = f"Input {name} has {numbers.nonfinite} (of {numbers.size:,}) before the step begins"
     entries = nonfinite_entries(array) if len(index) > 1 else ()
     examples = tuple(f"{name}[{i}]" for i in entries if len(entries) < len(array))
     if index:
         text += f", the first at {list(index)}"
         rest = f" and {len(examples) - 3:,} more" if len(examples) > 3 else ""
-        text += f", in {', '.join(examples[:3])}{rest} alone" if examples else ""
+        text += f", in {', '.join(examples[:3])}{rest} only" if examples else ""
     if n_others:
         text += f", and {n_others:,} more of its arguments are not finite"
     became_text = _operation(became) if became else ""
     if became_text:
-        text += f"; {became_text} made NaN of it"
-    advice = "Look at the step before, which gave it, or at what loads the data."
+        text += f"; {became_text} turned it into NaN"
+    advice = "Check the previous step, which returned it, or the data loading."
     return NanOrigin(
         "", "input", "", 0, "", "", "", (), (numbers,), (), became_text, True, name, f"{text}.", advice,
         index=index, examples=examples,
@@ -400,8 +400,7 @@ def operation_origin(
     place, called_from = place_of(site)
     direction = "backward" if is_backward(site) or is_for_backward(site) else "forward"
     ins, outs = [[numbers_of(x) for x in xs if is_inexact(x)] for xs in (inputs, outputs)]
-    factor = " of the derivative" if direction == "backward" and not is_backward(site) else ""
-    text = f"{direction}: {name}{factor} at {place}"
+    text = f"In the {direction} pass, {name} at {place}"
     if called_from:
         text += f" (from {called_from})"
     iterations = [f"iteration {k} of {loop}" for loop, k in site.within.iterations]
@@ -409,7 +408,7 @@ def operation_origin(
     if device:
         text += f"{'' if iterations else ','} on the device at {', '.join(f'{axis}={k}' for axis, k in device)},"
     bad = next((x for x in outs if x.nonfinite), None)
-    text += f" gave {bad.nonfinite} of {bad.size:,}" if bad else " gave values that are not finite"
+    text += f" produced {bad.nonfinite} (of {bad.size:,})" if bad else " produced non-finite values"
     index, examples, relation = _first_nonfinite_entry(site, outputs, names)
     if index:
         text += f", the first at {list(index)}"
@@ -422,9 +421,9 @@ def operation_origin(
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
     became_text = _operation(became) if became else ""
     if became_text:
-        text += f"; {became_text} made NaN of it"
+        text += f"; {became_text} turned it into NaN"
     if not reaches_outputs:
-        text += "; it reaches no result of the step"
+        text += "; it does not reach any result of the step"
     return NanOrigin(
         name,
         direction,
@@ -448,7 +447,7 @@ def operation_origin(
 
 
 _INDEX_ADVICE = (
-    "JAX reads NaN there. Look at what makes the index, such as labels, ids or positions, and at the size of the array."
+    "JAX reads NaN there. Check what computes the index, such as labels, ids or positions, and the size of the array."
 )
 
 

@@ -225,8 +225,8 @@ def recordable(measured: Any) -> list[Measurement]:
     measurements = find_measurements(measured)
     if not measurements:
         raise ValueError(
-            f"record: there is no measurement in this {type(measured).__name__}. Give it what treeviz.measure() "
-            "gave, or an optimizer's state that treeviz.inspect_gradients() has a place in."
+            f"record: this {type(measured).__name__} has no measurement. Pass the result of treeviz.measure(), or the "
+            "state of an optimizer that contains treeviz.inspect_gradients()."
         )
     return copied(measurements)
 

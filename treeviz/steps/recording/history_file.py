@@ -516,7 +516,7 @@ class Journal:
         if self.path.exists() and run_in(self.path) != history.run:
             taken = self.path
             self._take(history, taken)
-            _logger.warning("keep: %s is not this run's any more, which goes on in %s.", taken, self.path)
+            _logger.warning("keep: %s now belongs to another run; this one continues in %s.", taken, self.path)
         else:
             write(history, self.path)
             self._n_records = history.n_records

@@ -175,7 +175,7 @@ def _checked(name: str, value: Any) -> Any:
         )
     array = value if isinstance(value, jax.Array) else np.array(value)
     if not _is_real(array.dtype):
-        raise TypeError(f"{prefix} a {class_name(type(value))} of {array.dtype}, no real number.")
+        raise TypeError(f"{prefix} a {class_name(type(value))} of {array.dtype}, not a real number.")
     return array if array is value else array.astype(np.float64).reshape(-1)
 
 

@@ -67,7 +67,7 @@ class Loop(NamedTuple):
 
     @property
     def key(self) -> tuple | None:
-        """Equal for all that run the same program; None if that cannot be told."""
+        """Equal for all that run the same program; None if that is unknown."""
         try:
             hash((self.functions, self.rest))
         except TypeError:

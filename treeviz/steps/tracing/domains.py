@@ -531,7 +531,7 @@ def layer_axes(eqn: Any, source: MeasuredTree, scanned: Mapping[Any, int], axes_
       source: The tree.
       scanned: As `scanned_in` gives it, of the jaxpr of the equation.
       axes_of: As `reap` takes it.
-      why_not: Why layers cannot be told apart, by the number of the sown value.
+      why_not: Why layers cannot be distinguished, by the number of the sown value.
     """
     n = eqn.params["n"]
     batched = [axes[n:] for axes in reversed(eqn.params["batched"])]  # the outermost `vmap` first
@@ -556,10 +556,10 @@ def _axis(origin: Any, scanned: Mapping[Any, int], batch_axes: Sequence[int | No
     return axis
 
 
-_IS_SPLIT = "they lie on several devices of an explicit mesh"
+_IS_SPLIT = "they are on several devices of an explicit mesh"
 
 
 def _is_split(value: Any, axis: int) -> bool:
-    """Whether the type says that the layers lie on several devices, as in explicit meshes."""
+    """Whether the type shows that the layers are on several devices, as in explicit meshes."""
     spec = tuple(getattr(getattr(value.aval, "sharding", None), "spec", ()))
     return any(name is not None for name in spec[axis : axis + 1])

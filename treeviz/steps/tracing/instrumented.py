@@ -301,7 +301,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     )
     reduce = functools.partial(_reduce, statistics)
     received = unread.attempt(
-        "What the optimizer receives is not told from the gradients", None, OptimizerInputs, program
+        "What the optimizer receives is not distinguished from the gradients", None, OptimizerInputs, program
     )
     scaled = functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
@@ -379,8 +379,8 @@ def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan
 def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]) -> list[str]:
     of_last = [name.source.name for r, name in zip(found, names, strict=True) if name and r.is_of_last_step]
     return [
-        f"{name}: of a while loop, whose number of steps is not known beforehand, only the last step is measured. "
-        "lax.scan, or lax.fori_loop with constant bounds, has the numbers of every step."
+        f"{name}: in a while loop, only the last iteration is measured, since their number is unknown. "
+        "lax.scan, or lax.fori_loop with constant bounds, measures every iteration."
         for name in of_last
         if not is_beside(name)  # which is measured with its gradients
     ]
@@ -491,7 +491,7 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
     kept.sort(key=lambda pair: natural(pair[0].name))
     if not kept:
         raise NothingSeen(
-            "no gradient is made in this step by jax.grad, jax.value_and_grad or jax.vjp. If an argument holds them, "
+            "this step computes no gradient with jax.grad, jax.value_and_grad or jax.vjp. If an argument holds them, "
             "inspector.watch(step, gradients='the name of that argument') measures them"
         )
     return Measurement(

@@ -180,9 +180,9 @@ class CannotWatch(Exception):
         """What to do where a step cannot be watched, as code."""
         name = getattr(step, "__name__", "step")
         return (
-            f"Return the measurement from `{name}` yourself, that always works:\n"
+            f"Return the measurement from `{name}` yourself, which always works:\n"
             "    return ..., tv.measure(params=params, grads=grads)\n"
-            f"and hand it on: inspector.record(measurement)."
+            f"and pass it on: inspector.record(measurement)."
         )
 
 
@@ -334,12 +334,12 @@ def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
 
 def _why_not_jitted(step: Any) -> str:
     if type(step).__name__ in ("Compiled", "Lowered", "Traced"):  # of JAX, Equinox or Flax
-        return "the step is compiled ahead of time, so it cannot be traced again; watch what it was lowered from"
+        return "the step is compiled ahead of time, so it cannot be traced again; watch the function that was lowered"
     if not callable(step):
-        return f"a step is a function, this is a {type(step).__name__}"
+        return f"expected a jitted function, got {type(step).__name__}"
     return (
-        f"`{step_name(step)}` is not what jax.jit gave. Watch the jitted function "
-        "itself, inspector.watch(jax.jit(step)), before anything else is put around it"
+        f"`{step_name(step)}` was not returned by jax.jit. Watch the jitted function "
+        "itself, inspector.watch(jax.jit(step)), before wrapping it"
     )
 
 

@@ -355,8 +355,8 @@ def next_sampled(call: int) -> int:
 def not_sampled(why: str) -> str:
     """A note that the parameters of a step are not measured."""
     return (
-        f"How far updates move the parameters is not looked at: {why}. So 'frozen' is found of small parameters only, "
-        "'ratio' and 'underflow' of none; GradientInspector(updates=True) measures all in each step."
+        f"How far updates move the parameters is not measured: {why}. So 'frozen' covers only small parameters, "
+        "'ratio' and 'underflow' none; GradientInspector(updates=True) measures all of them in each step."
     )
 
 

@@ -96,7 +96,7 @@ COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
 
 # Jaxprs inside an equation
 
-# Each equation is asked several times, so most are told apart by name; and no unions, which are slower.
+# Each equation is asked several times, so most are distinguished by name; and no unions, which are slower.
 _LISTS, _JAXPRS = (tuple, list), (Jaxpr, ClosedJaxpr)
 _WITHOUT_JAXPR = ELEMENTWISE | RESHAPES | SAME_LEAF | {"dot_general", "reduce_max", "reduce_sum", "treeviz_sow"}
 

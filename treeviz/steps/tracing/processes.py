@@ -166,8 +166,8 @@ class ProcessConsensus:
             why = self.why_not or f"all processes watch it from step {self._start} on"
             name = self._step.rpartition(".")[2]
             warnings.warn(
-                f"watch: no call of `{name}` was measured: {why}. All processes must watch it alike; one may save or "
-                "show it.",
+                f"watch: no call of `{name}` was measured: {why}. All processes must watch it in the same way; one "
+                "of them may save or show it.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -692,7 +692,7 @@ def _parts_of_gradient(
     if not attribution.arguments:
         return [], "it is unknown which argument of the step holds the parameters"
     if gradient.changes_in_loop:
-        return [], "the parameters change in a loop whose steps cannot be told apart"
+        return [], "the parameters change in a loop whose steps cannot be distinguished"
     old = [step.arguments[i] for i in attribution.arguments]
     at = match_new_params(step.program, attribution.arguments, step.argument_paths, step.result_paths)
     new = [step.results[i] for i in at if i is not None]

@@ -85,8 +85,8 @@ class Verification:
         if not self.n_unsteady:
             return "watch(step, exact=True) runs the untouched step, and measures in a second one."
         return (
-            f"The step does not repeat itself: run twice, unwatched, it differs in {self.n_unsteady} leaves. "
-            "So this need not come from watching, and exact=True does not help. On a GPU, the environment variable "
+            f"The step is not deterministic: run twice, unwatched, it differs in {self.n_unsteady} leaves. "
+            "So watching may not be the cause, and exact=True does not help. On a GPU, the environment variable "
             "XLA_FLAGS=--xla_gpu_deterministic_ops=true does."
         )
 

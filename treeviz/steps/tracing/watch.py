@@ -74,7 +74,7 @@ class Settings(NamedTuple):
         if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
             raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
         if self.exact not in (True, False, "auto"):
-            raise ValueError(f"exact={self.exact!r}: there are True, False and 'auto'.")
+            raise ValueError(f"exact={self.exact!r}: use True, False or 'auto'.")
 
     def __str__(self) -> str:
         """The settings that must be equal in all processes."""
@@ -406,7 +406,9 @@ class Watched:
         is_measured = consensus.measures(number)
         self._note(*(f"{self._name}: {note}" for note in consensus.notes))
         if consensus.why_not:
-            self._give_up(f"{consensus.why_not}. All processes must watch it alike; one may save or show it")
+            self._give_up(
+                f"{consensus.why_not}. All processes must watch it in the same way; one of them may save or show it"
+            )
         self._consensus = None if is_measured else consensus
         return is_measured
 
@@ -431,7 +433,7 @@ class Watched:
     def _warn_inside(self) -> None:
         self._warn_once(
             "inside",
-            f"{self._name} is called inside another jitted or transformed function, which its numbers cannot leave: "
+            f"{self._name} is called inside another jitted or transformed function, which measurements cannot leave: "
             "nothing is measured in these calls. Watch the outer function instead, inspector.watch(jax.jit(outer)), "
             "which sees all gradients inside it; or return tv.measure(grads=grads) from it for inspector.record().",
             stacklevel=5,
@@ -469,15 +471,15 @@ class Watched:
         if found or is_known:
             return
         what_now = (
-            "watch(step, exact=True) rules it out, for about twice the time of an inspected step. A step that does not "
-            "repeat itself differs, too: inspector.verify() tells."
+            "watch(step, exact=True) rules it out; an inspected step then takes about twice as long. A "
+            "non-deterministic step differs, too: inspector.verify() checks that."
         )
         if self.settings.exact and self._jitted is not None:
             self._programs = self._programs_with(self._jitted, self.settings._replace(exact=True))
             what_now = "From now on the untouched step runs, and is measured in a second run."
         self._note(
-            f"{self._name}: measuring changes bits. Of {found.n_leaves} results {len(found.differences)} differ from "
-            f"those of the step itself for the same arguments: {found.differences[0]}. {what_now}"
+            f"{self._name}: measuring changes bits. {len(found.differences)} of {found.n_leaves} results differ from "
+            f"those of the unwatched step for the same arguments: {found.differences[0]}. {what_now}"
         )
 
     def wait_compared(self) -> None:
@@ -517,8 +519,8 @@ class Watched:
         if name in ("lower", "trace") and not self.trouble:
             self._warn_once(
                 "lower",
-                f"what {self._name}.{name} gives is the step as it is: nothing is measured when that is "
-                "compiled and called. Call the watched step itself, whose first call compiles it.",
+                f"{self._name}.{name} returns the plain step: nothing is measured when that is compiled and "
+                "called. Call the watched step itself, whose first call compiles it.",
                 stacklevel=3,
             )
         return getattr(self.step, name)

@@ -304,7 +304,7 @@ def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> 
     index = parse_json(read_bounded(path, MAX_SAFETENSORS_HEADER))
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
-        raise ValueError("it has no weight_map, which names the file of each tensor")
+        raise ValueError("it has no weight_map, which maps tensors to files")
     for shard in sorted(set(shard_of.values())):
         wanted = {name for name, where in shard_of.items() if where == shard}
         for name, stored in _shard(path.parent, shard, read):
@@ -377,7 +377,7 @@ def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]
         return
     others = parse_json(("{" + header[last + 1 :] if position else header).encode(), _compact)
     if not isinstance(others, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     for i, (key, entry) in enumerate(others.items()):
         if key == "__metadata__" or (position and i == 0):
             continue
@@ -526,7 +526,7 @@ class _Scanner:
         if 0xD4 <= code <= 0xD8:
             return self._ext(1 << (code - 0xD4), name, level)
         if code == 0xC1:
-            raise ValueError("it is no msgpack")
+            raise ValueError("it is not msgpack")
         return {0xC0: None, 0xC2: False, 0xC3: True}[code]
 
     def _number(self, form: str) -> Any:
@@ -602,7 +602,7 @@ class _Scanner:
             return key
         key = self.value(level=level + 1)
         if not isinstance(key, str | int):
-            raise ValueError(f"a key of a dict is no text: {visible(str(key), 100)}")
+            raise ValueError(f"a key of a dict is not text: {visible(str(key), 100)}")
         return key
 
     def _ext(self, n: int, name: str, level: int) -> Any:

@@ -52,7 +52,7 @@ def state_of(file: IO[bytes]) -> tuple[int, ...]:
 def check_unchanged(file: IO[bytes], state: tuple[int, ...]) -> None:
     """Raise a ValueError if the file is not in this state, so that what was known of it may be wrong."""
     if state_of(file) != state:
-        raise ValueError("the file was written again since it was read: read it again")
+        raise ValueError("the file was rewritten after it was read: read it again")
 
 
 class At(NamedTuple):
@@ -169,7 +169,7 @@ def mode_of(path: Path) -> int:
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         shown = visible(str(path), 1000)
-        raise LoadError(f"{shown} is neither a file nor a folder: it is a device, a pipe or a socket.")
+        raise LoadError(f"{shown} is not a file or folder but a device, a pipe or a socket.")
     return mode
 
 
@@ -216,7 +216,7 @@ def is_file(path: Path) -> bool:
 def read_bounded(path: Path, n_most: int) -> bytes:
     """The bytes of a file; ValueError if there are more than `n_most`."""
     if not is_file(path):  # reading a pipe would wait
-        raise ValueError(f"{visible(path.name, 100)} is no file")
+        raise ValueError(f"{visible(path.name, 100)} is not a file")
     check_link(path, roots.get())
     with open(path, "rb") as file:
         is_longer = os.fstat(file.fileno()).st_size > n_most

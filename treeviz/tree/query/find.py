@@ -177,7 +177,7 @@ def number_test(term: Term) -> Callable:
         return lambda values: (values >= low) & (values <= high)
     field = term.field
     raise ValueError(
-        f"find: {term} is not a number that can be read. "
+        f"find: cannot parse {term}. "
         f"Write {field}:>1M, {field}:<=0.5, {field}:1k..2k or {field}:42; the units are k M G T Ki Mi Gi Ti."
     )
 
@@ -201,7 +201,7 @@ def shape_test(term: Term) -> Callable[[tuple[int, ...]], bool]:
         comparison = _COMPARISON.fullmatch(dim)
         if dim not in ("*", "...") and not comparison:
             raise ValueError(
-                f"find: {term} has a dimension that cannot be read, {dim!r}. "
+                f"find: cannot parse the dimension {dim!r} of {term}. "
                 "Write numbers, >64, <=8, * for one dimension and ... for any number of them: shape:...,>64,768"
             )
         tests.append(number_test(Term(False, "shape", dim, False)) if comparison else dim)

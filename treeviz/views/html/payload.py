@@ -408,7 +408,7 @@ def _values(values: Mapping[int, str | Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
-    """The documents without what those that begin alike have in common (mostly scripts), which is sent once."""
+    """The documents without the common start (mostly scripts) of similar ones, which is sent once."""
     alike: dict[str, list[str]] = {}
     for html in documents.values():
         alike.setdefault(html[:_ALIKE], []).append(html)
@@ -508,7 +508,7 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
 
 
 def _like_the_next(table: TreeTable) -> list[np.ndarray]:
-    """Of each row whether its next sibling is alike; nothing where none is."""
+    """Whether the next sibling of each row is similar; empty if none is."""
     is_alike = np.zeros(len(table), bool)
     is_alike[similar_to_next(table)] = True
     return [is_alike] if is_alike.any() else []

@@ -437,7 +437,7 @@ _N_NOTES = 3  # of one row, about those for which it stands
 
 
 def folded(view: View) -> View:
-    """The view with a row for each run of alike siblings; the same view if there is none.
+    """The view with one row for each run of similar siblings; the same view if there is none.
 
     Totals stay those of the whole tree. Costs some 0.1 µs a row, and the columns of the view.
     """

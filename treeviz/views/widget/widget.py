@@ -96,7 +96,7 @@ def is_small(name: str, value: Any) -> bool:
 def read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
     """The operation, the request's number, the version of the tree and the integers; or why the request is invalid."""
     if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
-        return "a message that is no request"
+        return "a message that is not a request"
     operation, numbers = content["op"], content["numbers"]
     if not isinstance(operation, str) or operation not in OPERATIONS | {"cancel"}:
         return "a request for something unknown"
@@ -230,7 +230,7 @@ class PageWidget(ThreadSafeWidget):
     def _open_backend(self) -> Backend:
         backend = self._backend
         if backend is None:
-            raise ReferenceError("explore: this widget was closed, and has let go of its tree.")
+            raise ReferenceError("explore: this widget is closed and no longer holds its tree.")
         return backend
 
     @property
@@ -514,7 +514,7 @@ class TreeWidget(DisplayedWidget):
         rows = list(dict.fromkeys(int(row) for row in wanted if 0 <= row < n))[-MOST_SELECTED:]
         if len(rows) < len(set(wanted)):
             self._log_seldom(
-                f"selection: of {len(wanted)} rows {len(set(wanted)) - len(rows)} are none of this tree's, or too many"
+                f"selection: of {len(wanted)} rows {len(set(wanted)) - len(rows)} are not in this tree, or too many"
             )
         return rows
 
