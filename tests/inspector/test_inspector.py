@@ -435,14 +435,18 @@ def test_of_a_loop_inside_a_step_locate_nan_and_the_findings_count_the_same_call
     @jax.jit
     def five_updates(w, batches):
         def body(w, batch):
-            return w - 0.1 * jax.grad(lambda w: jnp.sum(jnp.sqrt(w * batch)))(w), None
+            loss, grads = jax.value_and_grad(lambda w: jnp.sum(jnp.sqrt(w * batch)))(w)
+            return w - 0.1 * grads, loss
 
-        return jax.lax.scan(body, w, batches)[0]
+        return jax.lax.scan(body, w, batches)
 
     inspector = tv.GradientInspector(keep_inputs=2)
     step, w = inspector.watch(five_updates), jnp.ones(2)
     for batches in jnp.ones((15, 2)).at[13, 1].set(-1.0).reshape(3, 5, 2):
-        w = step(w, batches)
+        w, _ = step(w, batches)
+    loss = inspector.history.scalars.values("loss")  # which nobody records
+    assert loss.until.tolist() == [0] * 5 + [1] * 5 + [2] * 5 and loss.inner[1].tolist() == [0, 1, 2, 3, 4] * 3
+    assert loss.latest[0] == 2 and np.isnan(loss.latest).tolist() == [False] * 13 + [True] * 2
     origin = inspector.locate_nan()
     assert origin is not None
     assert (origin.step, origin.iterations) == (2, (("scan", 3),))

@@ -34,10 +34,16 @@ def noise(n: int) -> np.ndarray:
 
 def test_scalars_belong_to_the_step_that_was_called_last_whatever_their_type():
     inspector = tv.GradientInspector(every=2)
-    update = inspector.watch(jax.jit(lambda w: w - jax.grad(lambda w: jnp.sum(w**2))(w)))
+
+    @inspector.watch
+    @jax.jit
+    def update(w):
+        loss, grads = jax.value_and_grad(lambda w: jnp.sum(w**2))(w)
+        return w - grads, loss
+
     w = jnp.ones(2)
     for step in range(4):
-        w = update(w)
+        w, _ = update(w)  # the loss that the user records is taken, not this one
         inspector.record_scalars(loss=jnp.bfloat16(step), lr=step, is_last=np.array([step == 3]), x=np.float32(step))
     assert inspector.to_records("scalars") == [
         {"first_step": step, "step": step, "loss": step, "lr": step, "is_last": step == 3, "x": step}

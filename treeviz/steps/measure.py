@@ -33,6 +33,7 @@ from treeviz.steps.reduce import (
 )
 from treeviz.steps.statistics import (
     LIGHT,
+    LOSSES,
     Axes,
     MeasuredTree,
     check_statistics,
@@ -247,6 +248,7 @@ def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
     return {
         source.name: unpack(packed[source.name], measurement.statistics_of(source.name), source.sizes)
         for source in measurement.sources
+        if source.name != LOSSES
     }
 
 

@@ -221,6 +221,10 @@ RESULT_KINDS = ("loss", "scalar", "parameter", "other")
 """The kinds of a step's results; "scalar" stands for the loss if that is unknown."""
 
 
+LOSSES = "losses of the step"
+"""The source of a measurement with the values of the losses that the step returns, as bits of float32."""
+
+
 def kind_of(name: str) -> str:
     """ "grads", "params", "updates" or "received", by the first word of a name; "" for a name that the user chose."""
     first = name.split(" ")[0]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from watched import Recorder, watch
 
-from treeviz.steps.measure import numbers_of
-from treeviz.steps.statistics import LIGHT
+from treeviz.steps.measure import Measurement, numbers_of
+from treeviz.steps.statistics import LIGHT, LOSSES
 from treeviz.steps.tracing.instrumented import MOST_ELEMENTS, instrumented
 from treeviz.steps.tracing.jitted import JitOptions
 
@@ -26,8 +26,17 @@ def descended(params, grads):
 
 def looked_at(step, *args) -> dict[str, tuple[str, ...]]:
     """The paths of the results that are counted, by their kind. Traces the step, and compiles nothing."""
-    _, measurement = jax.eval_shape(instrumented(step, JitOptions({}, None, False), LIGHT), *args)
-    return {tree.name.removesuffix(" result"): tree.paths for tree in measurement.results}
+    return {tree.name.removesuffix(" result"): tree.paths for tree in measured(step, *args).results}
+
+
+def measured(step, *args) -> Measurement:
+    return jax.eval_shape(instrumented(step, JitOptions({}, None, False), LIGHT), *args)[1]
+
+
+def followed(step, *args) -> dict[str, int]:
+    """How many values each loss that is followed has, by its name."""
+    sources = [source for source in measured(step, *args).sources if source.name == LOSSES]
+    return {name: size for source in sources for name, size in zip(source.paths, source.sizes, strict=True)}
 
 
 PARAMETERS = ("['b']", "['w']")
@@ -66,6 +75,16 @@ def inside_jit(params, x):
 )
 def test_the_loss_is_known_however_it_comes_out(step):
     assert looked_at(step, params, x) == {"loss": ("[1]",), "parameter": PARAMETERS}
+    assert followed(step, params, x) == {"loss": 2 if step is in_scan else 1}
+
+
+def test_losses_are_followed_by_their_names_in_what_the_step_returns():
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        metrics = {"policy_loss": jnp.exp(value), "loss_scale": value, "accuracy": jnp.tanh(value), "loss": value}
+        return descended(params, grads), metrics, [value, jnp.exp(value)]
+
+    assert followed(step, params, x) == {"loss": 1, "policy_loss": 1, "loss [2][0]": 1}
 
 
 def test_results_are_told_apart_and_what_a_step_is_given_and_returns_is_left_out():

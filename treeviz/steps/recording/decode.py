@@ -14,7 +14,7 @@ import numpy as np
 
 from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
-from treeviz.steps.statistics import STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
+from treeviz.steps.statistics import LOSSES, STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.layers import MOST_LAYERS, MOST_SCANNED
 from treeviz.tree.text import printable
@@ -65,6 +65,7 @@ class ReadSteps(NamedTuple):
       suffix: Their suffix; see `Arrived`.
       sources: The measured trees.
       numbers: By source and statistic; the first axis is the step.
+      losses: Those that steps returned: the step, the values by name, and the number of inner steps of the call.
     """
 
     steps: Sequence[int]
@@ -72,6 +73,7 @@ class ReadSteps(NamedTuple):
     suffix: str
     sources: Sequence[MeasuredTree]
     numbers: Numbers
+    losses: Sequence[tuple[int, dict[str, np.ndarray], int]] = ()
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
         """Return some of these steps."""
@@ -144,6 +146,8 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
         packed, counts = stacked([item.measurement for item in batch])
         sources, numbers_by_source = [], {}
         for source in first.measurement.sources:
+            if source.name == LOSSES:
+                continue
             numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
             attributed_axes = first.watches[source.name].axes if source.name in first.watches else ()
             parts = next((axis.parts for axis in attributed_axes if axis.parts is not None), None)
@@ -157,7 +161,24 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
         for source, rows in _bad_results(first, counts):
             numbers_by_source[source.name] = rows
             sources.append(source)
-        yield from _in_order(batch, sources, numbers_by_source)
+        for steps in _in_order(batch, sources, numbers_by_source):
+            yield steps._replace(losses=_losses(batch, packed.pop(LOSSES))) if LOSSES in packed else steps
+
+
+def _losses(batch: Sequence[Arrived], bits: np.ndarray) -> list[tuple[int, dict[str, np.ndarray], int]]:
+    """The losses that these steps returned, of their values [batch, 1, all losses]: one of each call or inner step."""
+    source = next(source for source in batch[0].measurement.sources if source.name == LOSSES)
+    values, n_inner = bits[:, 0].view(np.float32).astype(np.float64), n_inner_steps(batch[0])
+    ends = np.cumsum(source.sizes)
+    places = {
+        printable(name + batch[0].suffix): slice(end - size, end)
+        for name, size, end in zip(source.paths, source.sizes, ends.tolist(), strict=True)
+        if size == 1 or (n_inner > 1 and n_inner % size == 0)  # else of devices or of members
+    }
+    return [
+        (arrived.step, {name: own[place] for name, place in places.items()}, n_inner)
+        for arrived, own in zip(batch, values, strict=True)
+    ]
 
 
 def _bad_results(first: Arrived, counts: np.ndarray | None) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:

@@ -377,6 +377,7 @@ class Recorder:
         self._newest: Arrived | None = None  # the last one that arrived
         self._scalars: deque[ArrivedScalars] = deque()  # separate, since a slow one must not delay measurements
         self._scalar_names: set[str] = set()
+        self._losses: deque[ScalarRow] = deque()  # that steps returned, until it is known which the user records
         self._bad_scalars: set[str] = set()  # names of non-finite scalars
         self._n_dropped_scalars = 0
         self._sections = Sections()
@@ -533,6 +534,8 @@ class Recorder:
             for call, is_bad in batch.calls:
                 self._on_call(call, is_bad)
         self._unfinished = None
+        losses = [loss for steps in batch.read for loss in steps.losses]
+        self._losses += [ScalarRow(step, values, None, n_inner) for step, values, n_inner in losses]
         for _, error in failed[-1:]:
             warnings.warn(f"inspector: a step was not recorded: {error}", RuntimeWarning, stacklevel=2)
         self._notify(batch.read, is_flush)
@@ -561,7 +564,12 @@ class Recorder:
                         rows.append(waiting.popleft().row())
                     except RuntimeError:  # a step failed, or an array was donated
                         self._n_dropped_scalars += 1
-            self._bad_scalars |= self.history.append_scalars(rows)
+        newest = -1 if wait or self._newest is None else self._newest.step
+        while self._losses and self._losses[0].step != newest:  # the user may be about to record that of the newest
+            row = self._losses.popleft()
+            values = {name: value for name, value in row.values.items() if name not in self._scalar_names}
+            rows += [row._replace(values=values)] if values else []
+        self._bad_scalars |= self.history.append_scalars(rows) if rows else set()
         return bool(rows)
 
     def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
@@ -630,7 +638,7 @@ class Recorder:
 
     def after_fork(self) -> None:
         """Keep only the history in a forked process, which has no device. The parent reads the rest."""
-        self._waiting, self._scalars = deque(), deque()
+        self._waiting, self._scalars, self._losses = deque(), deque(), deque()
         self._unfinished = self._ticker = None
         self.listeners = ()
 

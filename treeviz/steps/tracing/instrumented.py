@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,19 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.measure import MeasuredTree, Measurement, joined, joined_later, reduces_partially, source_of
-from treeviz.steps.reduce import NO_NUMBER, BatchSlice, Unreduced, barrier, blocks, flat, reduce_leaves, scaled_rows
+from treeviz.steps.reduce import (
+    NO_NUMBER,
+    BatchSlice,
+    Unreduced,
+    barrier,
+    bits_of,
+    blocks,
+    flat,
+    reduce_leaves,
+    scaled_rows,
+)
 from treeviz.steps.statistics import (
+    LOSSES,
     RESULT_KINDS,
     Axes,
     WhyNot,
@@ -60,7 +72,9 @@ from treeviz.tree.text import printable
 Count = Callable[[Sequence[jax.Array], Sequence[jax.Array | None]], Any]
 
 MOST_ELEMENTS = 1 << 12  # of a result; less than 2**16, since two counts share a word
-_MOST_PARAMS, _MOST_OTHERS = 16, 64  # results
+_MOST_PARAMS, _MOST_OTHERS, _MOST_LOSSES = 16, 64, 8  # results
+_KEY = re.compile(r"(?:\['|\.)(\w[^'\]]*?)(?:'\])?$")  # the last key of a path, where it is a name
+_NO_LOSS = re.compile(r"scale|weight|coef|rate|count", re.IGNORECASE)  # "loss_scale"
 
 # A result that these make of a loss is the loss: a mean over devices or micro-batches, or a sum with earlier ones.
 _LINEAR = SAME_LEAF | RESHAPES | DEVICE_SUMS | {"add", "add_any", "sub", "mul", "div", "neg", "reduce_sum", "slice"}
@@ -76,8 +90,8 @@ def count_in_results(
     shown_paths: Sequence[str],
     params: Mapping[int, str],
     count: Count | None = None,
-) -> tuple[list[MeasuredTree], Any]:
-    """Count NaN and infinities in the small results of a traced program.
+) -> tuple[list[MeasuredTree], Any, tuple[MeasuredTree, jax.Array] | None]:
+    """Count NaN and infinities in the small results of a traced program, and take the values of its losses.
 
     Args:
       arguments, results: Their values, in the order of their paths.
@@ -86,11 +100,11 @@ def count_in_results(
       count: Computes what is returned instead of the words, from the bits of the results, and of the old parameters.
 
     Returns:
-      The inspected results, as one tree for each kind; and uint32[all results], each the number of non-finite elements
+      The inspected results, as one tree for each kind; uint32[all results], each the number of non-finite elements
       times 2**16, plus the number of NaN; for a new parameter, plus 2**31 if it differs from the old one, or may
-      differ since elements are not finite.
+      differ since elements are not finite; and the losses by their names, with the bits of their values, if any.
     """
-    kinds = _kinds(program, argument_paths, result_paths, params)
+    kinds, of_loss = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
     chosen = {
         kind: _smallest(program, {i: p for i, (k, p) in found.items() if k == kind}, kind) for kind in RESULT_KINDS
@@ -98,10 +112,32 @@ def count_in_results(
     trees = [_described(program, paths, kind) for kind, paths in chosen.items() if paths]
     places = [i for paths in chosen.values() for i in paths]
     if not places:
-        return [], None
+        return [], None, None
     values = [barrier(flat(results[i])) for i in places]
     old = [None if (at := kinds[i][1]) is None else _bits(barrier(flat(arguments[at]))) for i in places]
-    return trees, (count or _words)([_bits(x) for x in values], old)
+    names = _loss_names({i: shown_paths[i] for i in places if kinds[i][0] == "loss"}, program, of_loss)
+    losses = [lax.convert_element_type(values[places.index(i)], np.float32) for i in names]
+    followed = None
+    if losses:
+        source = _described(program, {i: names[i] for i in names}, "loss")._replace(name=LOSSES)
+        followed = source, bits_of(lax.concatenate(losses, 0))[None]
+    return trees, (count or _words)([_bits(x) for x in values], old), followed
+
+
+def _loss_names(paths: Mapping[int, str], program: ClosedJaxpr, of_loss: Collection[int]) -> dict[int, str]:
+    """The names of the losses to follow, by the number of the result: the last key of its path, or "loss".
+
+    Those are scalars, and what a loop stacks of the value that is differentiated.
+    """
+    avals: Mapping[int, Any] = {i: program.jaxpr.outvars[i].aval for i in paths}
+    is_real = {i: jnp.issubdtype(aval.dtype, jnp.floating) for i, aval in avals.items()}
+    wanted = [i for i, a in avals.items() if is_real[i] and (a.size == 1 or (a.ndim == 1 and i in of_loss))]
+    keys = {i: match[1] if (match := _KEY.search(paths[i])) else "loss" for i in wanted}
+    keys = {i: key for i, key in keys.items() if not _NO_LOSS.search(key)}
+    named: dict[int, str] = {}
+    for i in sorted(keys, key=lambda i: avals[i].size)[:_MOST_LOSSES]:  # a scalar before what a loop stacks
+        named[i] = printable(keys[i] if keys[i] not in named.values() else f"{keys[i]} {paths[i]}")
+    return named
 
 
 def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.Array:
@@ -170,8 +206,11 @@ def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> Mea
 
 def _kinds(
     program: ClosedJaxpr, argument_paths: Sequence[Path], result_paths: Sequence[Path], params: Collection[int]
-) -> dict[int, tuple[str, int | None]]:
-    """The kind of each result that may be inspected, and the number of the parameter whose new value it is."""
+) -> tuple[dict[int, tuple[str, int | None]], set[int]]:
+    """The kind of each result that may be inspected, and the number of the parameter whose new value it is.
+
+    Second, the numbers of the results that are the loss as the program shows.
+    """
     arguments, results = program.jaxpr.invars, program.jaxpr.outvars
     places: dict[tuple, int] = {}
     for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):
@@ -194,7 +233,7 @@ def _kinds(
     if "loss" not in {kind for kind, _ in kinds.values()}:  # then any scalar may be the loss
         others = [i for i, (kind, _) in kinds.items() if kind == "other"]
         kinds.update((i, ("scalar", None)) for i in others if size_of(results[i]) == 1)
-    return kinds
+    return kinds, {i for i in kinds if is_of_loss[i]}
 
 
 def _is_small(aval: Any) -> bool:
@@ -343,7 +382,7 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     params = {} if updates else _params(names)
     count = (lambda *bits: bits) if deferred else None
     of_results = program, leaves, out, paths, out_paths, shown, params, count
-    counted = unread.attempt("NaN in results are not counted", ([], None), count_in_results, *of_results)
+    counted = unread.attempt("NaN in results are not counted", ([], None, None), count_in_results, *of_results)
     names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     measurement = joined_later(measurement) if deferred else joined(measurement)
@@ -486,7 +525,7 @@ def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_tr
     return out, _measurement(zip(names, packed, strict=True), statistics)
 
 
-def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts=None) -> Measurement:
+def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts=None, losses=None) -> Measurement:
     kept = [(name.source, packed) for name, packed in named if name is not None]
     kept.sort(key=lambda pair: natural(pair[0].name))
     if not kept:
@@ -494,6 +533,7 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
             "this step computes no gradient with jax.grad, jax.value_and_grad or jax.vjp. If an argument holds them, "
             "inspector.watch(step, gradients='the name of that argument') measures them"
         )
+    kept += [losses] if losses else []
     return Measurement(
         {source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics, results, counts
     )
