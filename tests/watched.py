@@ -55,11 +55,16 @@ def true_norms(tree) -> np.ndarray:
     return np.array([np.linalg.norm(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
 
 
+def numbers_in(x) -> np.ndarray:
+    """The numbers of a leaf, or those in a typed PRNG key."""
+    is_key = isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(x) if is_key else x)
+
+
 def same_bytes(left, right) -> bool:
-    left, right = jax.tree.leaves(left), jax.tree.leaves(right)
+    left, right = ([*map(numbers_in, jax.tree.leaves(tree))] for tree in (left, right))
     return len(left) == len(right) and all(
-        np.array(a).tobytes() == np.array(b).tobytes() and np.array(a).dtype == np.array(b).dtype
-        for a, b in zip(left, right, strict=True)
+        a.tobytes() == b.tobytes() and a.dtype == b.dtype for a, b in zip(left, right, strict=True)
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from watched import same_bytes
+from watched import numbers_in, same_bytes
 from wild import agents, densities, language, libraries, projects, sciences, sequences
 from wild.published import PUBLISHED
 
@@ -44,8 +44,9 @@ def largest_difference(results, others) -> float:
     """Of floats, beside the largest magnitude of their leaf."""
     found = 0.0
     for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(others), strict=True):
-        if np.issubdtype(np.asarray(a).dtype, np.floating) and np.size(a):
-            a, b = (np.asarray(x, np.float64) for x in (a, b))
+        a, b = numbers_in(a), numbers_in(b)
+        if np.issubdtype(a.dtype, np.floating) and a.size:
+            a, b = (x.astype(np.float64) for x in (a, b))
             found = max(found, float(np.nanmax(np.abs(a - b)) / (np.nanmax(np.abs(b)) or 1)))
     return found
 

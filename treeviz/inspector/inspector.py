@@ -299,7 +299,8 @@ class GradientInspector:
             inspector.record_scalars(loss=jnp.mean((x - y) ** 2), lr=3e-4, batch=[17, 4711])
 
         They appear above the heat map, in `findings` ("The loss jumped …; the batch was 17, 4711"), and in the files
-        and loggers of the run. `history.scalars` holds up to 64 names, 1 MB for each.
+        and loggers of the run. `history.scalars` holds up to 64 names, 1 MB for each. A loss that a watched step
+        returns is followed by itself; one of the same name that is recorded replaces it.
 
         Args:
           step: The number of the step. None: that of the newest call of a watched step or of `record`; before any,
