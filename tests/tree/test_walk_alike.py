@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +53,18 @@ def assert_same_rows(tree, budget: Budget = Budget()) -> None:  # noqa: B008
         assert a.dtype == b.dtype and a.tolist() == b.tolist() if isinstance(a, np.ndarray) else a == b, name
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w", "b"], meta_fields=["name"])
+@dataclass
+class Norm:
+    w: Any
+    b: Any
+    name: Any
+
+
 def layer(i: int = 0):
-    return {"attn": {"q": np.ones((4, 4)), "k": jnp.ones(4)}, "mlp": (float(i), 2), "none": None, "empty": ()}
+    norm = Norm(np.ones(3), {"on": 0.0}, "rms")
+    attn = {"q": np.ones((4, 4)), "k": jnp.ones(4)}
+    return {"attn": attn, "mlp": (float(i), 2), "none": None, "empty": (), "norm": norm}
 
 
 def test_layers_are_walked_at_once(n_taken):
@@ -85,6 +98,12 @@ def test_layers_are_walked_at_once(n_taken):
         lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], jax.devices()[0])),
         lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], jax.devices()[1])),
         lambda each: each["attn"].update(k=jax.device_put(each["attn"]["k"], OVER_DEVICES)),
+        lambda each: vars(each["norm"]).update(name="another"),
+        lambda each: vars(each["norm"]).update(name=np.ones(2)),
+        lambda each: vars(each["norm"]).update(b=1),
+        lambda each: vars(each["norm"]).update(w=each["norm"].b),
+        lambda each: vars(each["norm"]).pop("b"),
+        lambda each: vars(each["norm"]).update(name={"a": 1}),
         lambda each: each.update({1: each.pop("none")}),
         lambda each: each.update(none=each),
         lambda each: each.update(empty=each["attn"]),

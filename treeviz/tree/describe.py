@@ -5,14 +5,16 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from math import inf
+from operator import is_
 from typing import Any, NamedTuple
 
 import jax
 
 from treeviz.tree.describers import Describer, Description, Overflow, by_wrapping_key, describer_of
 from treeviz.tree.facts import Facts, Note
-from treeviz.tree.keys import Key, KeyTable, label_text
+from treeviz.tree.keys import MISSING, Key, KeyTable, label_text, stored_attributes
 from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, array_like_reader, opaque_facts
 from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, flatten_of, treedef_level
 from treeviz.tree.opaque import Inside, captured, captured_values, contents, describe_function, static_text
@@ -26,20 +28,20 @@ from treeviz.tree.text import class_name, error_text, guarded, has_base, is_any,
 class NodeFacts:
     """The facts of the nodes of one walk that are not builtin containers."""
 
-    def __init__(self, keys: KeyTable, facts: FactTable) -> None:
-        self._keys, self._facts = keys, facts
+    def __init__(self, keys: KeyTable, facts: FactTable, flattened: dict[int, tuple[Any, Flattened]]) -> None:
+        self._keys, self._facts, self._flattened = keys, facts, flattened
         self._notes = facts.static.notes
         self._by_class: dict[int, Facts] = {}  # by the class's id
-        self._codes: dict[tuple, tuple[int, list[Note]]] = {}  # of shared facts, and their notes
+        self._codes: dict[tuple | None, tuple[int, list[Note]]] = {}  # of shared facts, and their notes
         self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
 
     def code(self, node: Any, description: Description | None, level: Level) -> int:
         """The code of the facts of a node, shared by equal nodes. Its description gives at most a kind."""
         sharing_key, values = self._sharing_key(node, description, level)
-        shared = None if sharing_key is None else self._codes.get(sharing_key)
-        if shared is not None:
-            self._notes += shared[1]
-            return shared[0]
+        if sharing_key in self._codes:
+            code, notes = self._codes[sharing_key]
+            self._notes += notes
+            return code
         n_before = len(self._notes)
         facts = self.of_node(node, level)
         code = self._facts.code(facts if description is None else self._facts.with_description(facts, description))
@@ -47,6 +49,29 @@ class NodeFacts:
             self._codes[sharing_key] = code, self._notes[n_before:]
             self._kept.append(values)
         return code
+
+    def similar(self, nodes: list[Any], handler: Handler, key_codes: list[int], code: int) -> list[list[Any]]:
+        """The children of the first nodes of a class that surely have these codes of keys and facts, and no notes."""
+        found, names, known = [], (), None
+        for node in nodes:
+            (pairs, aux), stored = handler.flatten(node), stored_attributes(node)  # type: ignore[misc]
+            self._flattened[id(node)] = node, (pairs, aux)  # for the walk, if the node is not similar
+            description = None if handler.describer is None else _described(handler.describer, node)
+            if description is not None and description[1:-1] != ONLY_A_KIND:
+                break
+            if self._keys.attributes(stored, pairs) != key_codes:
+                break
+            kind = None if description is None else description.kind
+            values = [kind, len(aux) if type(aux) is tuple else aux, *map(stored.get, names, repeat(MISSING))]
+            if known is None or not all(map(is_, values, known)):
+                sharing_key = self._sharing_key(node, description, Level([], key_codes, aux))[0]
+                if self._codes.get(sharing_key) != (code, []):
+                    break
+                names = self._fields(node, Level([], key_codes)).names  # type: ignore[union-attr]
+                known = [*values[:2], *map(stored.get, names)] if stored.keys() >= {*names} else None
+            found.append([kid for _, kid in pairs])
+            del self._flattened[id(node)]
+        return found
 
     def _sharing_key(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:
         """A key that nodes with equal facts share, and their static values; None if the facts are not shared."""
@@ -103,6 +128,7 @@ class Handler(NamedTuple):
     has_identity: bool  # note repeats of one object
     describer: Describer | None = None
     is_builtin: bool = False  # a builtin container, whose facts follow from the class
+    flatten: Callable[[Any], Flattened | None] | None = None  # of a registered class
 
 
 class Inlined(NamedTuple):
@@ -131,7 +157,7 @@ class Describers:
         self.facts = FactTable()
         self.notes = self.facts.static.notes  # about the object described last; the walk collects them
         self.handlers: dict[int, Handler] = {}  # by the class's id
-        self._nodes = NodeFacts(self.keys, self.facts)
+        self.nodes = NodeFacts(self.keys, self.facts, self.flattened)
         self._inside = Inside()
         self._classes: list[type] = []  # kept alive, so that no id is reused
 
@@ -174,7 +200,7 @@ class Describers:
             raise
         except BaseException as error:
             self._note_error(error)
-        return self._nodes.code(node, None, level), level, None
+        return self.nodes.code(node, None, level), level, None
 
     def declared_leaf(self, node: Any) -> int:
         """Describe a node that the caller's `is_leaf` declares a leaf."""
@@ -200,7 +226,7 @@ class Describers:
         if flattened:
             self.flattened[id(node)] = node, flattened
         if flattened is not None:
-            return Handler(lambda node, keys: self._level(node, keys, flatten), self._placeholder, True, describer)
+            return Handler(partial(self._level, flatten), self._placeholder, True, describer, flatten=flatten)
         plain, has_identity = self.facts.describer(cls)
         describe = self._opaque(node, cls) if plain == self.facts.opaque else plain
         if describer is None:
@@ -214,7 +240,7 @@ class Describers:
 
         return Handler(None, describe_by_describer, True)
 
-    def _level(self, node: Any, keys: KeyTable, flatten: Callable[[Any], Flattened | None]) -> Level | None:
+    def _level(self, flatten: Callable[[Any], Flattened | None], node: Any, keys: KeyTable) -> Level | None:
         flattened_before = self.flattened.pop(id(node), None)
         flattened = flatten(node) if flattened_before is None else flattened_before[1]
         if flattened is not None and len(flattened[0]) > self._widest:
@@ -262,9 +288,9 @@ class Describers:
         self, node: Any, description: Description, level: Level, may_inline: bool
     ) -> tuple[int, Level, Inlined | None]:
         if description[1:-1] == ONLY_A_KIND:
-            return self._nodes.code(node, description, level), level, None
+            return self.nodes.code(node, description, level), level, None
         is_complete = description.kind and description.static is not None
-        facts = self._nodes.of_class(node) if is_complete else self._nodes.of_node(node, level)
+        facts = self.nodes.of_class(node) if is_complete else self.nodes.of_node(node, level)
         facts = self.facts.with_description(facts, description)
         if description.labels is not None or description.step is not None or description.hide:
             level = self._described_level(level, description)

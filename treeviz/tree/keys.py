@@ -199,20 +199,27 @@ class KeyTable:
 
     def customs(self, node: Any, pairs: Sequence[tuple[Any, Any]]) -> list[int]:
         """The codes of the keys that a registered class returns for the children of a node."""
-        known, stored, codes = self._attributes, stored_attributes(node), []
-        aliases: list[str] | None = None
-        pairs_shown = pairs[: max(self.room, _FEW)]
-        for key, kid in pairs_shown:
-            if type(key) is jax.tree_util.FlattenedIndexKey:
-                aliases = attribute_names(node, [below for _, below in pairs_shown]) if aliases is None else aliases
-                codes.append(self._flat_index_code(key, aliases[len(codes)], len(codes)))
-                continue
-            name = key.name if type(key) is jax.tree_util.GetAttrKey else None
-            if type(name) is str and name in known and stored.get(name, MISSING) is kid:
-                codes.append(known[name])
-            else:
-                codes.append(self.custom(key, node, kid, len(codes)))
+        shown = pairs[: max(self.room, _FEW)]
+        codes = self.attributes(stored_attributes(node), shown)
+        if 0 in codes:
+            of_index = [type(key) is jax.tree_util.FlattenedIndexKey for key, _ in shown]
+            aliases = attribute_names(node, [below for _, below in shown]) if any(of_index) else []
+            for i, (key, kid) in enumerate(shown):
+                if of_index[i]:
+                    codes[i] = self._flat_index_code(key, aliases[i], i)
+                elif not codes[i]:
+                    codes[i] = self.custom(key, node, kid, i)
         return codes + [0] * (len(pairs) - len(codes))
+
+    def attributes(self, stored: dict[str, Any], pairs: Sequence[tuple[Any, Any]]) -> list[int]:
+        """The code of each key that is the known name of a stored attribute that holds the child; 0 for others."""
+        known, attribute = self._attributes, jax.tree_util.GetAttrKey
+        return [
+            known.get(key.name, 0)
+            if type(key) is attribute and type(key.name) is str and stored.get(key.name, MISSING) is kid
+            else 0
+            for key, kid in pairs
+        ]
 
     def custom(self, key: Any, node: Any, child: Any, position: int) -> int:
         """The code of the key that a registered class returns for its child at `position`."""

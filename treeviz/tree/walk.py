@@ -204,21 +204,25 @@ class _Part(NamedTuple):
     """A row of the subtree that later siblings are compared with.
 
     Attributes:
+      fact_code: Of its facts.
       below: The offsets of its children.
+      key_codes: Of their keys.
       names: The keys of a dict.
     """
 
     node: Any
     handler: Handler
+    fact_code: int
     below: Sequence[int]
+    key_codes: list[int]
     names: list[str] | None
 
 
 class SimilarSiblings:
     """Adds the rows of siblings that are similar to the one before.
 
-    Their nodes are lists, tuples and dicts with string keys, their leaves of classes of JAX, NumPy or Python, and no
-    object occurs twice.
+    Their nodes are lists, tuples, dicts with string keys and objects of registered classes whose children are
+    attributes, their leaves of classes of JAX, NumPy or Python, and no object occurs twice.
     """
 
     def __init__(self, describers: Describers, rows: Rows, is_late: Callable[[], bool]) -> None:
@@ -248,14 +252,15 @@ class SimilarSiblings:
         while n_waiting:
             first = len(above.children) - n_waiting
             n = min(n_tried, n_waiting, max(room - n_added, 0) // size)
-            try:
-                n_taken = self._add_rows(parts, above, row, slice(first, first + n))
-            except Exception:  # a dict that another thread changes, an array that cannot be described
-                n_taken = 0
+            # Another thread may change a dict, and flattening a node may raise.
+            n_taken = guarded(
+                lambda first=first, n=n: self._add_rows(parts, above, row, slice(first, first + n)), _zero
+            )
             n_waiting, n_added = n_waiting - n_taken, n_added + n_taken * (size - 1)
             if n_taken < n_tried or self._is_late():
                 break
-            n_tried = min(4 * n_tried, _MOST)
+            # Flattening a node of a registered class may be slow.
+            n_tried = _FIRST if any(part.handler.flatten for part in parts) else min(4 * n_tried, _MOST)
         self._n_missed += n_added < _FEWEST_SIBLINGS
         return n_added
 
@@ -266,11 +271,13 @@ class SimilarSiblings:
         if handler.level is None:
             is_known = handler.describer is None and handler.describe in self._plain
         else:
-            is_known = handler.is_builtin and len(node or ()) == len(below)
-        if below and is_known and not isinstance(node, list | tuple):
+            is_known = handler.flatten is not None or (handler.is_builtin and len(node or ()) == len(below))
+        if below and is_known and handler.is_builtin and not isinstance(node, list | tuple):
             is_known = type(node) is dict and _n_first(_classes(node), id(str)) == len(node)
             names = sorted(node) if is_known else None
-        return _Part(node, handler, [child - start for child in below], names) if is_known else None
+        key_codes = [self._rows.key_codes[child] for child in below]
+        fact_code, below = self._rows.fact_codes[row], [child - start for child in below]
+        return _Part(node, handler, fact_code, below, key_codes, names) if is_known else None
 
     def _columns(self, parts: list[_Part], row: int, siblings: list[Any]) -> list[list[Any]]:
         """The node at each row of a subtree, for the first siblings that are similar to it.
@@ -284,14 +291,18 @@ class SimilarSiblings:
             if part is None or not n:
                 return []
             parts += [part] if i == len(parts) else []
-            node, _, below, names = part
+            node, handler, fact_code, below, key_codes, names = part
             n = _n_first(_classes(columns[i][:n]), id(type(node)))
-            if isinstance(node, list | tuple | dict):
-                n = _n_first([*map(len, columns[i][:n])], len(node))
-            if names is not None:
-                n = _n_first(_classes(chain.from_iterable(columns[i][:n])), id(str)) // len(names)
+            nodes = columns[i][:n]
+            if handler.flatten is not None:
+                nodes = self._describers.nodes.similar(nodes, handler, key_codes, fact_code)
+                n = len(nodes)
+            elif isinstance(node, list | tuple | dict):
+                n = _n_first([*map(len, nodes)], len(node))
+                if names is not None:
+                    n = _n_first(_classes(chain.from_iterable(nodes[:n])), id(str)) // len(names)
             for offset, key in zip(below, names or range(len(below)), strict=True):
-                columns[offset] = _items(columns[i][:n], key)
+                columns[offset] = _items(nodes[:n], key)
                 n = len(columns[offset])
         return [columns[i][:n] for i in range(len(columns))]
 
@@ -342,6 +353,8 @@ class SimilarSiblings:
     def _have_equal_facts(self, part: _Part, others: list[Any]) -> bool:
         """Whether leaves of one class have the facts of the part's leaf, if a quick test of all at once shows it."""
         leaf, describe, facts = part.node, part.handler.describe, self._describers.facts
+        if isinstance(leaf, bool | int | float) and {*map(id, others)} == {id(leaf)}:
+            return True
         if type(leaf) is np.ndarray:
             return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
         if describe == facts.array:
@@ -350,6 +363,10 @@ class SimilarSiblings:
             are_equal = are_equal and {*_classes(shardings)} == {id(type(leaf.sharding))}
             return are_equal and shardings == [leaf.sharding] * len(shardings)
         return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
+
+
+def _zero(_: BaseException) -> int:
+    return 0
 
 
 def _classes(objects: Iterable[Any]) -> list[int]:
@@ -474,7 +491,7 @@ class _Scanner:
                 key_codes.append(codes[position])
                 ends.append(row + 1)
                 handler = handlers.get(id(type(node))) or describers.handler(node)
-                level, describe, has_identity, _, is_builtin = handler
+                level, describe, has_identity, _, is_builtin, _ = handler
                 if is_builtin and is_simple and id(node) not in first_rows:  # `_enter`, inlined, for most nodes
                     self._n_expected += len(node or ())
                     if self._n_expected > self._max_rows:
