@@ -105,6 +105,8 @@ def test_an_array_of_too_many_layers_stays_closed_and_says_so():
 
 def test_text_and_json_tell_of_layers_apart_from_leaves(view):
     assert "[2]  float32[2,3] layer" in view.text(width=100, fold=False)
+    experts = treeviz.render({"experts": np.ones((3, 2))}, stacked="experts").text()
+    assert "layer" not in experts and "[0…2] ×3" in experts
     assert "└─ … 3 more\n" in view.text(max_rows=10, fold=False)  # with no count of leaves
     rows = json.loads(to_json(view))["rows"]
     assert [row["leaf"] for row in rows if row["kind"] == "layer"] == [False] * 8

@@ -5,6 +5,7 @@ JAX sees one leaf, so these rows do not count in sums. They show values: statist
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from treeviz.tree.facts import Facts, Note
 from treeviz.tree.keys import Key
 from treeviz.tree.table import TreeTable
 
+_EXPERTS = re.compile("expert", re.IGNORECASE)
 LAYER = "layer"  # the kind of these rows
 MOST_LAYERS = 1 << 16  # in an array; one with more is more likely an embedding table
 MOST_SCANNED = 1 << 10  # in an array that no glob names; more are more likely time steps
@@ -67,6 +69,11 @@ def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
             raise NoStack(glob, axis, table.name)
         axes.update(dict.fromkeys(rows, axis))
     return axes
+
+
+def is_of_experts(path: str) -> bool:
+    """Whether an array holds the experts of a layer, not layers: "['experts']['wi']"."""
+    return _EXPERTS.search(path) is not None
 
 
 def is_below(table: TreeTable, matched: np.ndarray) -> np.ndarray:
@@ -147,7 +154,7 @@ class _Codes:
         self.keys, self.facts = list(table.keys), list(table.facts)
         self._table, self._axes = table, axes
         self._keys: dict[tuple[int, int], int] = {}
-        self._facts: dict[tuple[int, int], int] = {}
+        self._facts: dict[tuple[int, int, bool], int] = {}
 
     def key(self, row: int, layer: int) -> int:
         axis = self._axes[row]
@@ -161,14 +168,14 @@ class _Codes:
 
     def fact(self, row: int) -> int:
         code, axis = int(self._table.fact_codes[row]), self._axes[row]
-        if (code, axis) not in self._facts:
-            self._facts[code, axis] = len(self.facts)
+        has_name = is_of_experts(self._table[row].keystr)  # so the word "layer" would be wrong
+        if (code, axis, has_name) not in self._facts:
+            self._facts[code, axis, has_name] = len(self.facts)
             array_facts = self.facts[code]
             shape = (array_facts.shape or ())[:axis] + (array_facts.shape or ())[axis + 1 :]
-            self.facts.append(
-                Facts(LAYER, array_facts.type, False, shape=shape, dtype=array_facts.dtype, weak=array_facts.weak)
-            )
-        return self._facts[code, axis]
+            own = Facts(LAYER, array_facts.type, False, shape=shape, dtype=array_facts.dtype, weak=array_facts.weak)
+            self.facts.append(own._replace(is_as_all=has_name))
+        return self._facts[code, axis, has_name]
 
 
 def row_for_jax(table: TreeTable, row: int) -> int:

@@ -108,6 +108,36 @@ def test_gradients_that_jump_after_an_update_that_is_far_too_large_are_blamed_on
     assert found.advice.startswith("Look at that step's batch") is not is_rate
 
 
+@pytest.mark.parametrize("n_bad", [1, 100])
+def test_zeros_from_shortly_before_a_nan_on_are_of_its_cause(n_bad):
+    run = Run()
+    run.bad[200 : 200 + n_bad, 3:] = 5
+    run.grads[190:, :3], run.grads[204:, 20:] = 0, 0
+    (found,) = run.findings()
+    assert found.kind == "nonfinite"
+    run.grads[100:, :3] = 0
+    assert [each.kind for each in run.findings()] == ["nonfinite", "dead"]
+
+
+@pytest.mark.parametrize("cause", ["rate", "batch", "neither"])
+@pytest.mark.parametrize("step", [1, 200])
+def test_a_nan_after_updates_that_are_far_too_large_is_blamed_on_the_learning_rate(cause, step):
+    run = Run()
+    run.bad[step:] = 5
+    if cause != "neither":
+        run.updates[step - 1] = run.params[step - 1] * 0.8
+    if cause == "batch":
+        run.grads[step - 1] *= 1000
+    found = run.findings()[0]
+    is_rate = cause == "rate" or (cause == "batch" and step == 1)  # there are no gradients to compare with
+    assert (found.kind, found.first) == ("nonfinite", step)
+    start = f"The learning rate is too high: the updates of step {step - 1} were 0.8 times the norm of the parameters"
+    assert found.sentence.startswith(start) == is_rate == found.advice.startswith("Lower the learning rate")
+    run.updates[:] = run.params * 1e-3
+    run.updates[0] = run.params[0]  # long before
+    assert step == 1 or not run.findings()[0].sentence.startswith("The learning rate")
+
+
 def test_one_bad_batch_is_one_finding_with_its_leaves_the_worst_first():
     def bad_at_30(step):
         x, y = batch(step)

@@ -31,7 +31,7 @@ CHECKS: dict[str, Check] = {
     "redundant": norms.redundant,
 }
 _CAUSES = ("nonfinite", "exploding")  # of other findings
-_SOON = 25  # steps after a jump of the updates
+_SOON = 25  # steps from a jump of the updates to what follows from it, or from zeros to NaN of one cause
 _FEW = 5  # steps of one event
 
 
@@ -131,6 +131,8 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
     grads = sibling_name(finding.source, "grads")
     if cause.severity == "info":  # steps that the optimizer skipped
         return finding.kind == "nonfinite" and is_beside(finding.source) and cause.source == grads
+    if finding.kind == "dead" and finding.severity != "info" and cause.kind == "nonfinite":
+        return cause.first - _SOON <= finding.first <= cause.until + _FEW  # NaN makes zeros, in where and ReLU
     if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
         return cause.first <= finding.first
     if finding.kind == "nonfinite" and result_kind(cause.source):

@@ -15,7 +15,7 @@ from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
 from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, sibling_name, wholes
 from treeviz.tree.facts import Facts
-from treeviz.tree.layers import is_below
+from treeviz.tree.layers import is_below, is_of_experts
 from treeviz.tree.paths import paths_without_boxes, table_of_paths
 from treeviz.tree.query.find import on_path
 from treeviz.tree.runtime import computed_once
@@ -169,8 +169,11 @@ class Searched:
 
     @property
     def nouns(self) -> str:
-        """The plural noun for the rows: "leaves"."""
-        return "leaves and layers" if any(self.source.stacks) else "leaves"
+        """The plural noun for the rows: "leaves", "leaves and layers"."""
+        stacked = list(itertools.compress(self.paths, self.source.stacks))
+        n_experts = sum(map(is_of_experts, stacked))
+        names = ["layers"] * (n_experts < len(stacked)) + ["experts"] * (n_experts > 0)
+        return " and ".join([", ".join(["leaves", *names[:-1]]), *names[-1:]])
 
     @computed_once
     def paths(self) -> list[str]:

@@ -105,7 +105,8 @@ def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
         return found
     others = [x.source for x in first[1:]]
     also = f" So were values of {listed(others)}." if others else ""
-    located = replace(first[0], sentence=f"{first[0].sentence}{also} Origin: {origin.text}", advice=origin.advice)
+    advice = first[0].advice.removesuffix(_LOCATE).strip() if GROWN in dict(first[0].numbers) else origin.advice
+    located = replace(first[0], sentence=f"{first[0].sentence}{also} Origin: {origin.text}", advice=advice)
     return [located if x is first[0] else x for x in found if x not in first[1:]]
 
 
@@ -196,6 +197,10 @@ def batch_text(batch: Batch) -> str:
     return shown if batch.n <= _MOST_IDS else f"{shown}, … of {batch.n:,}"
 
 
+_LOCATE = (
+    "inspector.locate_nan() names the operation and its line, if GradientInspector(keep_inputs=True) kept the inputs "
+    "of the step."
+)
 GROWN = "norm had grown"  # the growth factor of the norm before a NaN
 _DIVERGED, _BEFORE = 100.0, 10  # growth factor of the norm; entries before a NaN
 NO_UPDATE = (
@@ -260,22 +265,14 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip
         return
-    diverged, divergence_advice, grown = had_diverged(tree, first)
+    why = had_diverged(tree, first)
     yield Finding(
-        "nonfinite",
-        name,
-        "" if is_everywhere else paths[leaf],
-        -1 if is_everywhere else leaf,
-        first,
-        until,
-        (("numbers", n), ("leaves at first", len(affected_first)), ("leaves in all", len(affected)), *grown),
-        sentence + (diverged if skipped is None else skipped.text),
-        f"{divergence_advice or reason} inspector.locate_nan() names the operation and its line, if "
-        "GradientInspector(keep_inputs=True) kept the inputs of the step.",
+        "nonfinite", name, "" if is_everywhere else paths[leaf], -1 if is_everywhere else leaf, first, until,
+        (("numbers", n), ("leaves at first", len(affected_first)), ("leaves in all", len(affected)), *why.numbers),
+        f"{why.before}{sentence}{why.after if skipped is None else skipped.text}", f"{why.advice or reason} {_LOCATE}",
         tuple(affected),
-        rank=Rank.NOT_FINITE,
-        severity="error",
-    )
+        rank=Rank.NOT_FINITE, severity="error",
+    )  # fmt: skip
 
 
 def _when(timeline: Timeline, entry: int) -> str:
@@ -294,24 +291,46 @@ def _is_everywhere(tree: Searched, affected: np.ndarray) -> bool:
     return 2 * len(affected) > len(active) and tree.positions[active].max() == tree.positions[affected].max()
 
 
-def had_diverged(tree: Searched, first: int) -> tuple[str, str, tuple[tuple[str, float], ...]]:
-    """The sentence, the advice and the `GROWN` number if the norm grew before the first NaN; else empty."""
+class _Divergence(NamedTuple):
+    """What led to the first NaN; all empty if unknown.
+
+    Attributes:
+      before, after: The sentence about it, before or after the one about the NaN.
+      numbers: The `GROWN` number.
+    """
+
+    before: str = ""
+    after: str = ""
+    advice: str = ""
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+def had_diverged(tree: Searched, first: int) -> _Divergence:
+    """Whether the updates were far too large, or the norm had grown, before the first NaN."""
+    if (largest := norms.largest_updates(tree, first)) is not None:
+        step, times = largest
+        return _Divergence(
+            f"The learning rate is too high: the updates of {tree.numbering.text(step)} were {digits_text(times, 2)} "
+            "times the norm of the parameters, and 1e-3 is usual. ",
+            advice="Lower the learning rate, or let it rise over the first steps.",
+            numbers=((GROWN, times),),
+        )
     entries_before = np.flatnonzero(tree.norm.ends < first)
     root = np.sqrt(np.nansum(tree.norm.high[entries_before] ** 2, axis=1))
     if not len(root):
-        return "", "", ()
+        return _Divergence()
     lately = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0])
     usual = min(lately, float(np.median(root[:_BEFORE]))) if len(root) > _BEFORE else lately
     start = int(np.flatnonzero(np.append(0, root) <= _DIVERGED * usual)[-1])  # the norm stays high from here on
     is_growing = len(root) - start <= _BEFORE or root[-_BEFORE:].max() > _DIVERGED * lately
     if not usual or start == len(root) or not is_growing:
-        return "", "", ()
+        return _Divergence()
     step = tree.numbering.text(tree.norm.begins[entries_before[start]])
     times = root[start:].max() / usual
-    return (
-        f" The training diverged: the norm had grown {factor_text(times)} times since {step}.",
-        f"Look at the batch of {step}; a lower learning rate or clipping may be what is missing.",
-        ((GROWN, float(times)),),
+    return _Divergence(
+        after=f" The training diverged: the norm had grown {factor_text(times)} times since {step}.",
+        advice=f"Look at the batch of {step}; a lower learning rate or clipping may be what is missing.",
+        numbers=((GROWN, float(times)),),
     )
 
 
@@ -483,10 +502,6 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
 
 # Results of a step: a loss, a new parameter or another result that is NaN or infinite.
 
-_LOCATE = (
-    "inspector.locate_nan() names the operation and its line, where GradientInspector(keep_inputs=True) has kept the "
-    "inputs of the step."
-)
 _SMALL = "Only small parameters are measured in each step; updates=True measures all."
 
 
@@ -546,25 +561,25 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     bad = _first_nonfinite(tree) if kind not in ("", "other", "unchanged") else None
     if bad is None:
         return
-    diverged, divergence_advice, grown = had_diverged(bad.gradients, bad.first) if bad.gradients else ("", "", ())
+    why = had_diverged(bad.gradients, bad.first) if bad.gradients else _Divergence()
     if kind == "parameter":
         subject = f"New parameters{f' ({listed(bad.paths)})' * any(bad.paths)} were"
-        reason = f"an update made it{'' if bad.was_finite else ', or it was there before the first step'}.{diverged}"
-        advice = divergence_advice or BAD_UPDATE
+        reason = f"an update made it{'' if bad.was_finite else ', or it was there before the first step'}.{why.after}"
+        advice = why.advice or BAD_UPDATE
     else:
         subject = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_paths_text(bad)} was"
-        reason = f"it was made in the forward pass, and no gradient met it.{diverged}"
+        reason = f"it was made in the forward pass, and no gradient met it.{why.after}"
         made_by = (
             "the log of a number that is not positive, for Inf - Inf, and for a row that is masked throughout"
             if bad.what == "NaN"
             else "a number beyond the largest of its dtype, as a square or a scaled loss in float16, and for the log "
             "of zero or a division by it"
         )
-        advice = divergence_advice or f"Look for {made_by}, and at that step's batch."
+        advice = why.advice or f"Look for {made_by}, and at that step's batch."
     yield Finding(
         "nonfinite", tree.name, bad.paths[0], bad.leaves[0], bad.first, bad.until,
-        (("numbers", bad.n), ("leaves at first", len(bad.leaves)), *grown),
-        f"{subject} {bad.what} {bad.when}, while all gradients were finite: {reason}",
+        (("numbers", bad.n), ("leaves at first", len(bad.leaves)), *why.numbers),
+        f"{why.before}{subject} {bad.what} {bad.when}, while all gradients were finite: {reason}",
         f"{advice} {_LOCATE}", tuple(bad.leaves),
         rank=Rank.NOT_FINITE, severity="error",
     )  # fmt: skip

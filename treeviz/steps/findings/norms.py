@@ -31,6 +31,8 @@ _SIMILAR = 30.0  # the largest factor between similar layers
 _LEAP = 3.0  # relative to the parameters' norm: ordinary first updates stay below it
 _GAIN = 0.5  # rms of a layer's weights times the root of its fan-in; 1 for LeCun's initialisation
 _OUTGROWN = 10.0  # a gain that means an outgrown layer, whatever its first gain was
+_FAR_TOO_LARGE = 0.3  # updates relative to all parameters, 300 times what is usual, if NaN follows
+_FEWEST_ELEMENTS = 64  # of parameters that did not start at zero
 _SETTLED = 0.1  # relative to the first gradients
 _NO_UPDATE = 2.0**-24  # relative to the parameters, whose rounding in float32 it does not exceed
 _SMALLEST_REGIME = 1e-6  # of updates, relative to the parameters, before they end
@@ -343,6 +345,30 @@ def _total_ratio(updates: Searched) -> np.ndarray:
     params = updates.history.values(sibling_name(updates.name, "params"), "finite_norm").latest[:, moving]
     with np.errstate(all="ignore"):
         return np.sqrt(np.nansum(updates.norm.latest**2, axis=1) / np.nansum(params**2, axis=1))
+
+
+def largest_updates(tree: Searched, before: int) -> tuple[int, float] | None:
+    """The step with the largest updates of the last ones before a step, relative to the parameters, and their ratio.
+
+    None if they are of a usual size, or if the gradients of that step were larger than before.
+    """
+    updates, history = replace(tree, name=sibling_name(tree.name, "updates")), tree.history
+    params_name, grads_name = (sibling_name(tree.name, kind) for kind in ("params", "grads"))
+    if not history.has_ratio(updates.name, params_name):
+        return None
+    entries, params = np.flatnonzero(updates.norm.ends < before), history.values(params_name, "finite_norm").latest
+    if not len(entries):
+        return None
+    is_old = (params[0] > 0) & (updates.norm.high[entries].max(axis=0) > 0)  # the others start at zero, or do not move
+    if is_old @ np.array(updates.source.sizes) < _FEWEST_ELEMENTS:
+        return None
+    ratios = [float(np.divide(*(np.linalg.norm(x[i, is_old]) for x in (updates.norm.latest, params)))) for i in entries]
+    at = len(ratios) - 1 - int(np.argmax(ratios[: -_NEAR - 1 : -1]))
+    step = int(updates.norm.begins[entries[at]])
+    grads = history.values(grads_name, "finite_norm") if grads_name in history.sources else updates.norm
+    root = np.sqrt(np.nansum(grads.high[grads.begins <= step] ** 2, axis=1))
+    is_of_gradients = len(root) > 1 and root[-1] > _SIMILAR * np.median(root[:-1])
+    return None if ratios[at] < _FAR_TOO_LARGE or is_of_gradients else (step, ratios[at])
 
 
 def _entries_until_still(updates: Searched) -> int:
