@@ -11,6 +11,7 @@ import numpy as np
 
 from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
+from treeviz.tree.paths import table_of_paths
 from treeviz.tree.table import TreeTable
 
 NAN = math.nan
@@ -178,4 +179,21 @@ def beside() -> TreeTable:
     )
 
 
-TREES = {"model": model, "state": state, "names": names, "stack": stack, "printed": printed, "beside": beside}
+def chains() -> TreeTable:
+    """A run of a LoRA, in which a node and its only child are one row; rows 2 and 8 are layers."""
+    paths = []
+    for layer in range(2):
+        at = f"['layers'][{layer}]['mlp']"
+        paths += [f"{at}['down']['lora']['a']", f"{at}['up']['lora']['a']", f"{at}['up']['lora']['b'].value"]
+    return table_of_paths("params", paths, [array("float32", 4, 4)] * 6, chains=True)
+
+
+TREES = {
+    "model": model,
+    "state": state,
+    "names": names,
+    "stack": stack,
+    "printed": printed,
+    "beside": beside,
+    "chains": chains,
+}

@@ -51,7 +51,7 @@ def table_of_source(history: History, source: str, name: str) -> TreeTable:
         )
         for leaf, is_measured in zip(leaves, has_number, strict=True)
     ]
-    table = table_of_paths(name, [leaf.path for leaf in leaves], facts)
+    table = table_of_paths(name, [leaf.path for leaf in leaves], facts, chains=True)
     rows = zip(np.flatnonzero(table.is_leaf).tolist(), leaves, strict=True)
     return open_stacks(table, {row: leaf.axis for row, leaf in rows if leaf.axis is not None})[0]
 

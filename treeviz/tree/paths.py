@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ _STEP = re.compile(
 )
 
 
-def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> TreeTable:
+def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts], *, chains: bool = False) -> TreeTable:
     """The tree with these leaves, in this order; its nodes are inferred from the paths.
 
     Text that cannot be parsed, of a user-defined key type, becomes one key with all that follows. A variable of NNX is
@@ -128,13 +129,16 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts]) -> 
     Args:
       paths: The `jax.tree_util.keystr` of each leaf.
       leaves: The facts of each leaf.
+      chains: Whether a node and its only child are one row, such as "down/lora/lora_a".
     """
+    all_steps = _without_boxes([*map(steps_of, paths)])
+    all_steps = _with_chains(all_steps) if chains else all_steps
     depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
     keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
     ancestors: list[tuple[str, int]] = []  # the step and row of each ancestor of the next row
 
-    for steps, leaf in zip(_without_boxes([*map(steps_of, paths)]), leaves, strict=True):
+    for steps, leaf in zip(all_steps, leaves, strict=True):
         n_shared = 0
         while n_shared < min(len(ancestors), len(steps) - 1) and ancestors[n_shared][0] == steps[n_shared]:
             n_shared += 1
@@ -182,6 +186,27 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
     return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
 
 
+def _with_chains(paths: list[list[str]]) -> list[list[str]]:
+    """The steps of each path, with the step to an only child joined to the step to its parent.
+
+    An index with siblings stays apart, so that the row of several is "[0…11] ×12".
+    """
+    nodes: dict[tuple[int, str], int] = {}
+
+    def child_of(node: int, step: str) -> int:
+        return nodes.setdefault((node, step), len(nodes) + 1)
+
+    places = [[*accumulate(path, child_of, initial=0)] for path in paths]
+    n_children = Counter(parent for parent, _ in nodes)
+    joined = list[list[str]]()
+    for path, place in zip(paths, places, strict=True):
+        n_siblings = [n_children[at] for at in place[:-1]]
+        is_apart = [n > 1 and step[1:-1].isdecimal() for n, step in zip(n_siblings, path, strict=True)]
+        starts = [at for at in range(len(path)) if not at or n_siblings[at] > 1 or is_apart[at - 1]]
+        joined.append(["".join(path[start:end]) for start, end in pairwise([*starts, len(path)])])
+    return joined
+
+
 def paths_without_boxes(paths: Sequence[str]) -> list[str]:
     """The paths as the user writes them: "['kernel']", which JAX calls "['kernel'].value" if it is an NNX variable."""
     if not any(box in path for path in paths for box in _INTO_BOX):
@@ -210,6 +235,7 @@ _NODE_KINDS = ("node", "dict", "list")
 
 def _node_kind(step: str) -> int:
     """The index in `_NODE_KINDS` of the most likely kind of a node, by the key of a child."""
+    step = (steps_of(step) or [step])[0]
     return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
 
 
@@ -229,6 +255,10 @@ def _key(step: str) -> Key:
     if box := _box_of(step):
         outer = _key(step.removesuffix(box))
         return Key(outer.label, step, outer.segment, (*outer.steps, box))
+    if len(parts := steps_of(step)) > 1:
+        keys = [*map(_key, parts)]
+        label = keys[0].label + "".join(key.label if key.label[:1] in ".[" else f"/{key.label}" for key in keys[1:])
+        return Key(label, step, "/".join(key.segment for key in keys), tuple(parts))
     if step[:2] in ("['", '["'):
         return Key(step[2:-2], step, step[2:-2], (step,))
     segment = step.strip(".[]")

@@ -292,7 +292,7 @@ def in_path(table: Table, word: str, quoted: bool = False) -> np.ndarray:
     found = by_key(table, lambda key: any(map(has_word, (key.label, key.keystr, key.segment))), has_word(table.name))
     firsts = {key.keystr[:1].lower() for key in table.keys} | {"["}
     joins: list[Callable[[Key], str]] = [lambda key: key.keystr] if any(c in firsts for c in word) else []
-    joins += [lambda key, c=c: c + key.segment for c in "/." if c in word]
+    joins += [lambda key, c=c: c + key.segment.replace("/", c) for c in "/." if c in word]
     for text_of in joins if not found[0] else ():
         _add_spanning(table, has_word, len(word), text_of, found)
     hits = np.flatnonzero(found).tolist()
@@ -351,6 +351,7 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
     # NNX prints the value of a variable, which is its row.
     into_box = sum(1 << i for i, segment in enumerate(pattern) if segment in ("value", "raw_value"))
     boxes = {code for code, key in enumerate(table.keys) if _INTO_BOX.search(key.keystr)} if into_box else ()
+    chains = {code for code, key in enumerate(table.keys) if len(key.steps) > 1 and "/" in key.segment}
     states = [start]  # of the previous row and of its ancestors
     found = [bool(start & accept)]
     rows = zip(table.depth.tolist(), table.key_codes.tolist(), table.position.tolist(), strict=True)
@@ -362,14 +363,15 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
             moves = moves_of[code or -position] = [
                 sum(bit for bit, test in tests if test(segment)) for segment in text.split("/")
             ]
-        state = states[depth - 1]
+        state, passed = states[depth - 1], 0
         for move in moves:
             state = (state & move) << 1 | state & stay | restart
             if stay:
                 state = _closed(state, stay)
+            passed |= state if code in chains else 0  # a node and its only child are one row
         if code in boxes:
             state |= _closed((state & into_box) << 1, stay)
-        found.append(state & accept != 0)
+        found.append((state | passed) & accept != 0)
         del states[depth:]
         states.append(state)
     return np.array(found)

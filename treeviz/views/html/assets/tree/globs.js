@@ -102,6 +102,7 @@ function onKeys(tree, index, pattern, fromRoot) {
   const again = fromRoot ? 0 : closed(1);
   const { n, parent } = tree;
   const moves = byKey(index, [], (key) => movesOf(key.segment));
+  const chains = byKey(index, new Uint8Array(n), ({ segment, steps }) => +(steps.length > 1 && segment.includes("/")));
   // NNX prints the value of a variable, which is its row.
   const intoBox = pattern.reduce((moves, segment, i) => moves | (+/^(raw_)?value$/.test(segment) << i), 0);
   const boxes = intoBox ? byKey(index, new Uint8Array(n), (key) => +/.\.(raw_)?value$/.test(key.keystr)) : null;
@@ -111,10 +112,14 @@ function onKeys(tree, index, pattern, fromRoot) {
   found[0] = +!!(states[0] & accept);
   for (let row = 1; row < n; row++) {
     let state = states[parent[row]];
-    for (const move of moves[row]) state = closed(((state & move) << 1) | (state & stay) | again);
+    let passed = 0;
+    for (const move of moves[row]) {
+      state = closed(((state & move) << 1) | (state & stay) | again);
+      if (chains[row]) passed |= state; // a node and its only child are one row
+    }
     if (boxes?.[row]) state |= closed((state & intoBox) << 1);
     states[row] = state;
-    found[row] = +!!(state & accept);
+    found[row] = +!!((state | passed) & accept);
   }
   return found;
 }

@@ -41,7 +41,8 @@ export class WordIndex {
   }
 }
 
-const lower = ({ label, keystr, segment }) => ({
+const lower = ({ label, keystr, segment, steps = [] }) => ({
+  steps,
   label: label.toLowerCase(),
   keystr: keystr.toLowerCase(),
   segment: segment.toLowerCase(),
@@ -58,7 +59,7 @@ function ownText(tree, code) {
  * @template {number[] | Uint8Array | Int32Array} T
  * @param {WordIndex} index
  * @param {T} result
- * @param {(key: {label: string, keystr: string, segment: string}) => any} ask
+ * @param {(key: {label: string, keystr: string, segment: string, steps: any[]}) => any} ask
  * @returns {T}
  */
 export function byKey({ words: { keys, numbers } }, result, ask) {
@@ -96,7 +97,7 @@ export function inPath(tree, index, word, quoted) {
   const found = new Uint8Array(n);
   for (let row = 0; row < n; row++) found[row] = inKey[numbers[row]] | found[parent[row]];
   // A word across keys has the start of one inside it. So much of the path above is enough as the word is long.
-  const textsOf = [..."/."].filter((letter) => word.includes(letter)).map((letter) => (key) => letter + key.segment);
+  const textsOf = [..."/."].filter((letter) => word.includes(letter)).map((letter) => (key) => letter + key.segment.replaceAll("/", letter));
   if ([...word].some((letter) => firsts.has(letter))) textsOf.push((key) => key.keystr);
   for (const textOf of textsOf) {
     const tails = [keys[0].label];
