@@ -19,7 +19,7 @@ def test_the_key_bias_of_attention_is_information_and_no_other_leaf_is_named():
 
     (found,) = findings(loss, params)
     assert (found.kind, found.severity, found.leaf) == ("redundant", "info", 0)
-    assert "['layer0']['k']['b'], ['layer1']['k']['b'] is rounding error" in found.sentence
+    assert "['layer0']['k']['b'], ['layer1']['k']['b'] is zero but for rounding errors" in found.sentence
 
 
 def test_the_bias_before_a_batch_normalisation_is_information():

@@ -34,7 +34,10 @@ def test_a_dead_layer_is_the_first_of_the_leaves_that_get_no_gradient_because_of
     assert (found.kind, found.path) == ("dead", "['l3']['w']") and names[:2] == ["['l3']['w']", "['l3']['b']"]
     assert set(names) == {f"['l{i}']['{leaf}']" for i in range(4) for leaf in "bw"} | {"['l4']['w']"}
     assert "and 8 other leaves were always zero" in found.sentence
-    assert "It may be an earlier one: zeros stay zero in layers without biases" in found.advice
+    assert (
+        "The cause may be an earlier one: a layer without a bias, or with a bias of zero, passes zeros on"
+        in found.advice
+    )
 
 
 def before_zero_biases() -> dict:
@@ -49,7 +52,7 @@ def before_zero_biases() -> dict:
 def test_a_dead_layer_before_others_whose_biases_are_zero_is_named_from_the_first_finding_on(n_steps):
     first = findings(mlp(jax.nn.relu), before_zero_biases(), batch, n_steps)[0]
     assert (first.kind, first.severity, first.path) == ("dead", "error", "['l1']['w']")
-    assert "tv.tap" in first.advice and "it may be this one, or a later one" in first.advice
+    assert "tv.tap" in first.advice and "the cause is this layer or a later one" in first.advice
 
 
 def test_a_loop_is_told_of_a_dead_layer_before_others_whose_biases_are_zero_and_of_no_other():
@@ -146,7 +149,7 @@ def test_a_layer_with_a_bias_is_named_only_where_those_behind_it_have_none_and_g
 
     (found,) = (found for found in findings(loss, params, updates=True) if found.kind == "dead")
     assert (found.path, found.severity) == ("['l3']['w']" if is_cut else "['l1']['w']", "error")
-    assert ("this one, or a later one" in found.advice) is not is_cut
+    assert ("this layer or a later one" in found.advice) is not is_cut
     if is_cut:  # as by a forgotten stop_gradient
         reason = "the loss does not depend on ['l0…3']['w'] ×4, ['l0…3']['b'] ×4, or only where it has no derivative."
         assert found.sentence == f"8 of 10 leaves of grads are zero in all 40 steps: {reason}"
@@ -187,8 +190,10 @@ def test_a_leaf_without_gradients_in_a_layer_that_learns_is_information_and_hide
         assert (found.path, found.severity, len(found.leaves)) == ("['l1']['w']", "error", 6)
     else:
         assert (found.kind, found.path, found.severity) == ("dead", "['l0']['square']", "info")
-        assert found.sentence == "grads['l0']['square'] was always zero, and others of its layer are not: 40 steps."
-        assert found.advice.startswith("It cuts off nothing: all other leaves have gradients. ")
+        assert (
+            found.sentence == "grads['l0']['square'] was always zero, but others in the same layer are not: 40 steps."
+        )
+        assert found.advice.startswith("All other leaves have gradients. ")
 
 
 def test_weights_that_are_multiplied_with_zeros_are_a_warning():
@@ -312,7 +317,7 @@ def test_experts_that_the_router_does_not_choose_are_told_as_such(idle, since):
     assert (found.severity, len(found.leaves), found.first) == ("warning", 2 * len(idle), since)
     for i in idle:
         assert f"['moe']['expert_{i}']" in found.sentence and f"expert_{i}" not in found.advice
-    assert found.advice.startswith("['moe']['expert_") and "the router never chooses" in found.advice
+    assert found.advice.startswith("['moe']['expert_") and "The router may never choose this expert" in found.advice
 
 
 def test_a_dead_layer_of_a_chain_is_no_expert_also_beside_another_network():
@@ -342,4 +347,4 @@ def test_gradients_that_are_all_zero_are_lost_behind_the_last_bias(has_bias_afte
     assert found.path == "" and found.advice.startswith(
         f"grads['l{int(has_bias_after)}']['b'], the bias that is used last"
     )
-    assert ("it may be in any of them" in found.advice) is not has_bias_after
+    assert ("it may be any of them" in found.advice) is not has_bias_after

@@ -161,7 +161,7 @@ def test_leaves_that_die_at_other_steps_or_places_are_findings_of_their_own():
         ("dead", "['layers'][6]['w']", 102, 1),
         ("dead", "['layers'][9]['w']", 200, 4),
     ]
-    assert "in the last layer in use" in run.findings()[0].advice
+    assert "the first of them in the backward pass" in run.findings()[0].advice
 
 
 def test_the_same_leaf_of_many_layers_is_one_dead_finding():

@@ -57,10 +57,10 @@ def dead_activation_hint(tree: Searched) -> str:
     bias = max(biases, key=lambda leaf: tree.positions[leaf])
     layer = next(layer for layer in tree.layers if bias in layer)
     is_last = max(tree.positions[tree.is_trained]) == max(tree.positions[layer])
-    after = "" if is_last else ", and none of the layers after it has a bias, so it may be in any of them"
+    after = "" if is_last else "; no later layer has a bias, so it may be any of them"
     return (
-        f"{tree.name}{tree.path(bias)}, the bias that is used last, is zero, too: what it is added to does not reach "
-        f"the loss. So they are lost behind it, in its activation or what follows{after}. "
+        f"The last bias in use, {tree.name}{tree.path(bias)}, gets no gradient either. So the gradients are lost after "
+        f"it, in its activation or later{after}. "
     )
 
 
@@ -97,14 +97,14 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
         return None
     look = "Look"
     if _EXPERT.search(tree.path(run[0])):
-        look = "An expert that the router never chooses looks like this: check its scores, its balancing loss and the "
-        look += "capacity. Otherwise look"
+        look = "The router may never choose this expert: check its scores, its balancing loss and the capacity. "
+        look += "Otherwise look"
     siblings = sorted({"".join(node) for nodes in dead_nodes.values() for node in nodes}, key=natural)
     return DeadBranch(
         ["".join(node) for node in dead_nodes],
-        f"{listed(siblings)} beside it {'has' if len(siblings) == 1 else 'have'} gradients, and so has what is used "
-        f"before: they go past this part, of which nothing reaches the loss. {look} behind this part for a gate of "
-        "zero, stop_gradient, a saturated softmax, or units that are zero for every example.",
+        f"{listed(siblings)} beside it {'has' if len(siblings) == 1 else 'have'} gradients, and so do earlier layers: "
+        f"the output of this part alone does not reach the loss. {look} after this part for a gate of zero, "
+        "stop_gradient, a saturated softmax, or units that are zero for every example.",
     )
 
 
@@ -188,8 +188,8 @@ def _dead_in_a_member(tree: Searched, is_judged: np.ndarray) -> Iterator[Finding
         path, were = tree.path(run[0]), "was" if len(run) == 1 else "were"
         yield Finding(
             "dead", tree.name, path, run[0], *tree.span, (("steps", n_steps),),
-            f"{tree.name}{path}{and_others(run)} {were} zero in one member of the ensemble, or more: {n_steps} steps.",
-            'GradientInspector(members="each") has rows for each member: it tells in which, and what to try.',
+            f"{tree.name}{path}{and_others(run)} {were} zero in at least one member of the ensemble: {n_steps} steps.",
+            'GradientInspector(members="each") measures each member, and shows which one it is.',
             tuple(run), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.LEAF_ENDS,
         )  # fmt: skip
@@ -208,8 +208,7 @@ def _rarely_nonzero(tree: Searched, is_judged: np.ndarray, is_nonzero: np.ndarra
             "dead", tree.name, path, leaves[0], *tree.span,
             (("zero", n_least), ("steps", total), ("leaves", len(leaves))),
             f"{tree.name}{path}{and_others(leaves)} {were} zero in {n_least} of {total} steps.",
-            "A softmax or a sigmoid may be saturated: tv.tap on its input shows it. A part that few steps use looks "
-            "like this, too.",
+            "A softmax or a sigmoid may be saturated: tv.tap on its input shows it. Or few steps use this part.",
             tuple(leaves), n_least / total,
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip
@@ -226,8 +225,8 @@ def _cut_off_finding(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Findin
         "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
         f"{len(leaves)} of {tree.is_trained.sum()} {tree.nouns} of {tree.name} are zero in all {n_steps} steps: the "
         f"loss does not depend on {listed_alike(paths)}, or only where it has no derivative.",
-        f"If they are to be trained, {where or 'use them: the step does not'}. If they are meant to be frozen, "
-        "Thresholds(expected_frozen=[…]) names them.",
+        f"If they should be trained, {where or 'use them: the step does not'}. If they should be frozen, list them in "
+        "Thresholds(expected_frozen=[…]).",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,
         rank=Rank.INFORMATION, severity="info",
     )  # fmt: skip
@@ -257,18 +256,15 @@ def _learning_layers_finding(tree: Searched, is_part: np.ndarray, n_steps: int, 
     """The finding about leaves without gradients in layers that learn: they block no gradients."""
     leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_part[leaf]]
     path, is_one = tree.path(leaves[0]), len(leaves) == 1
-    zero = (
-        f"{'was' if is_one else 'were'} always zero, and others of {'its layer' if is_one else 'their layers'} are not"
-    )
+    zero = f"{'was' if is_one else 'were'} always zero, but others in the same layer{'s' * (not is_one)} are not"
     cuts_off = ""
     if is_alive[tree.is_trained & ~is_part].all():
-        cuts_off = f"{'It cuts' if is_one else 'They cut'} off nothing: all other leaves have gradients. "
+        cuts_off = "All other leaves have gradients. "
     return Finding(
         "dead", tree.name, path, leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
         f"{tree.name}{path}{and_others(leaves)} {zero}: {n_steps} steps.",
-        f"{cuts_off}Zeros come of a symmetry of the data, a path that the data do not feed, terms that cancel, a gate "
-        "that is shut, or a parameter of zero, as in x·w². If these are to be trained, look there; else nothing is "
-        "wrong.",
+        f"{cuts_off}If {'it' if is_one else 'they'} should be trained, look for symmetric data, inputs that never get "
+        "here, terms that cancel, a closed gate, and a parameter that is zero, as in x·w². Otherwise nothing is wrong.",
         tuple(leaves), n_steps / tree.thresholds.fewest_steps,
         rank=Rank.INFORMATION, severity="info",
     )  # fmt: skip
@@ -315,28 +311,28 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
     run = [*cause, *(leaf for leaf in run if leaf not in cause)]
     path = tree.path(run[0])
     layer = next(layer for layer in tree.layers if run[0] in layer)
-    reason = "Of these it is in the last layer in use, so the backward pass met it first. " if len(run) > 1 else ""
+    reason = "It is the first of them in the backward pass. " if len(run) > 1 else ""
     if cause:
         reason = (
-            "The layers behind it have biases of zero, in which zeros stay zero, and the last of them seems to give "
-            "zeros: it may be this one, or a later one; tv.tap on their outputs tells which. "
+            "The layers after it pass zeros on, since their biases are zero. So the cause is this layer or a later "
+            "one: tv.tap on their outputs shows which. "
         )
     elif not set(run) <= set(layer):
         reason += (
-            "It may be an earlier one: zeros stay zero in layers without biases, or with zero ones; tv.tap on their "
-            "outputs tells which. "
+            "The cause may be an earlier one: a layer without a bias, or with a bias of zero, passes zeros on. tv.tap "
+            "on their outputs shows which. "
         )
     if tree.norm.high[start:, layer].any():
-        reason = "Other leaves of its layer have gradients, so what it is multiplied with may be zero. "
+        reason = "Other leaves of its layer have gradients, so its input may be zero. "
     if factors := _zero_factors(tree, run):
         reason = factors
     elif start:
         reason += (
-            "Units may be dead, as ReLUs are whose inputs became negative for every example: try a lower learning "
-            "rate, a leaky activation, or another initialisation."
+            "ReLU units may be dead: their inputs are negative for every example. Try a lower learning rate, a leaky "
+            "activation, or another initialisation."
         )
         if _EXPERT.search(path) or _EMBEDDING.search(path):
-            reason += " An expert or an embedding that is no longer chosen looks like this, too."
+            reason += " Or this expert or embedding is no longer chosen."
     else:
         reason += (
             "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, a "

@@ -140,7 +140,7 @@ def _scalar_not_finite(history: History, name: str) -> Iterator[Finding]:
         f"The {name} was not finite at {when}{rest}.",
         "inspector.locate_nan() names the operation, where GradientInspector(keep_inputs=True) has kept the inputs."
         if is_loss
-        else "A metric may be so by design, as the mean of nothing is.",
+        else "A metric may be NaN by design, like the mean of no values.",
         rank=Rank.NOT_FINITE if is_loss else Rank.UNUSUAL if is_lasting else Rank.INFORMATION,
         severity="error" if is_loss else "warning" if is_lasting else "info",
     )  # fmt: skip
@@ -204,8 +204,8 @@ _LOCATE = (
 GROWN = "norm had grown"  # the growth factor of the norm before a NaN
 _DIVERGED, _BEFORE = 100.0, 10  # growth factor of the norm; entries before a NaN
 NO_UPDATE = (
-    "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it is "
-    "meant to be frozen, Thresholds(expected_frozen=[…]) names it."
+    "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it should "
+    "be frozen, list it in Thresholds(expected_frozen=[…])."
 )
 KEEP_FLOAT32 = "Keep float32 master weights for the optimizer, or round stochastically."
 _MOST_FROZEN = 40  # paths in a sentence: who misspelled a mask looks for all that it froze
@@ -328,8 +328,8 @@ def had_diverged(tree: Searched, first: int) -> _Divergence:
     step = tree.numbering.text(tree.norm.begins[entries_before[start]])
     times = root[start:].max() / usual
     return _Divergence(
-        after=f" The training diverged: the norm had grown {factor_text(times)} times since {step}.",
-        advice=f"Look at the batch of {step}; a lower learning rate or clipping may be what is missing.",
+        after=f" The training diverged: the norm had grown {factor_text(times)}-fold since {step}.",
+        advice=f"Look at the batch of {step}, and try a lower learning rate or clipping.",
         numbers=((GROWN, float(times)),),
     )
 
@@ -404,7 +404,7 @@ def _frozen_by_design(tree: Searched) -> Iterator[Finding]:
             "frozen", tree.name, paths[0], leaves[0], *tree.span, (("steps", tree.n_steps), ("leaves", len(leaves))),
             f"{len(leaves)} of {n} {tree.nouns} are frozen: the step never changes "
             f"{listed_alike(paths, _MOST_FROZEN)}.",
-            "If they are to be trained, look at the labels or the mask of the optimizer.",
+            "If they should be trained, look at the labels or the mask of the optimizer.",
             tuple(leaves),
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip
@@ -564,11 +564,12 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     why = had_diverged(bad.gradients, bad.first) if bad.gradients else _Divergence()
     if kind == "parameter":
         subject = f"New parameters{f' ({listed(bad.paths)})' * any(bad.paths)} were"
-        reason = f"an update made it{'' if bad.was_finite else ', or it was there before the first step'}.{why.after}"
+        before = "" if bad.was_finite else ", or they were before the first step"
+        reason = f"the update made them {bad.what}{before}.{why.after}"
         advice = why.advice or BAD_UPDATE
     else:
         subject = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_paths_text(bad)} was"
-        reason = f"it was made in the forward pass, and no gradient met it.{why.after}"
+        reason = f"it arises in the forward pass and does not reach the gradients.{why.after}"
         made_by = (
             "the log of a number that is not positive, for Inf - Inf, and for a row that is masked throughout"
             if bad.what == "NaN"
@@ -595,9 +596,9 @@ def other_results(tree: Searched) -> Iterator[Finding]:
     yield Finding(
         "result", tree.name, bad.paths[0], bad.leaves[0], bad.first, bad.until,
         (("numbers", bad.n), ("steps", bad.n_steps)),
-        f"A result of the step{_paths_text(bad)} was {bad.what} {bad.when}{rest}. It is no loss, and all "
-        "gradients of that step were finite.",
-        f"A metric may be so by design, as the mean of nothing is. If it is not: {_LOCATE}",
+        f"A result of the step{_paths_text(bad)} was {bad.what} {bad.when}{rest}. It is not the loss, and "
+        "all gradients of that step were finite.",
+        f"A metric may be NaN by design, like the mean of no values. If it should not be: {_LOCATE}",
         tuple(bad.leaves),
         rank=Rank.UNUSUAL if is_lasting else Rank.INFORMATION, severity="warning" if is_lasting else "info",
     )  # fmt: skip

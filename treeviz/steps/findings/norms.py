@@ -72,9 +72,9 @@ def redundant(tree: Searched) -> Iterator[Finding]:
     if leaves:
         yield Finding(
             "redundant", tree.name, tree.path(leaves[0]), leaves[0], *tree.span, (("leaves", len(leaves)),),
-            f"The gradient of {listed([tree.path(leaf) for leaf in leaves])} is rounding error of those beside it.",
-            "Such a parameter has no effect, as the key bias of attention, a bias before a batch normalisation or a "
-            "block of weights that the data do not feed: nothing is wrong, and it may be left out.",
+            f"The gradient of {listed([tree.path(leaf) for leaf in leaves])} is zero but for rounding errors.",
+            "Such a parameter has no effect on the loss, like the key bias of attention, a bias before a batch "
+            "normalisation, or weights whose input is zero. Nothing is wrong; you may leave it out.",
             tuple(leaves),
             rank=Rank.INFORMATION, severity="info",
         )  # fmt: skip
@@ -328,14 +328,14 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             continue
         value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else tree.path(leaves[0])
         others = (
-            f" Of {len(leaves) - 1} more the ratio is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
+            f" The ratio of {len(leaves) - 1} more is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
         )
         path_moves = path or ("" if is_moving.all() else ", as far as it moves,")
         yield Finding(
             "ratio", tree.name, path, leaves[0], int(ratios.begins[rest][0]), int(ratios.ends[-1]), (("ratio", value),),
             f"An update changes {params_name}{path_moves} by {value:.1e} of its norm; about 1e-3 is usual.{others}",
-            "Lower the learning rate." if is_high else "Raise the learning rate, or look what makes the updates so "
-            "small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
+            "Lower the learning rate." if is_high else "Raise the learning rate, or look for what makes the updates "
+            "so small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip
 
 
@@ -499,8 +499,8 @@ def _spike_advice(tree: Searched) -> str:
             "updates jumped before the gradients."
         )
     return (
-        "Look at that step's batch; clipping by the global norm bounds what one batch can do. In Adam, a lower b2 or a "
-        "larger eps helps where second moments are too old."
+        "Look at that step's batch. Clipping by the global norm limits the effect of one batch; with Adam, a lower b2 "
+        "or a larger eps may help, too."
     )
 
 

@@ -269,7 +269,7 @@ def advice(name: str, direction: str, source: str, inputs: Sequence[Numbers], ou
         )
     if name in ("div", "rem"):
         if re.search(r"norm|\bstd\b|\bvar\b", source):
-            return "A norm or deviation of 0 was divided by: x / (norm + eps), or jnp.where(norm > 0, norm, 1)."
+            return "The divisor is a norm or deviation of 0: write x / (norm + eps), or jnp.where(norm > 0, norm, 1)."
         return "Keep the divisor away from 0: x / (y + eps), or x / jnp.where(y == 0, 1, y)."
     if name in _BY_PRIMITIVE:
         extra = f" {_WHERE_ADVICE}" if "where" in source and name != "select_n" else ""
