@@ -107,7 +107,7 @@ def test_a_norm_that_is_made_the_same_in_each_step_may_be_normalised():
     assert found.advice.startswith("If it is clipping, ")
     run.grads /= np.sqrt((run.grads**2).sum(axis=1, keepdims=True))
     (found,) = run.findings()
-    assert found.sentence.endswith("they are clipped always, or normalised.")
+    assert found.sentence.endswith("they are always clipped, or normalised.")
 
 
 @pytest.mark.parametrize("is_clipped", [False, True])

@@ -144,9 +144,9 @@ def dead(tree: Searched) -> Iterator[Finding]:
             "an argnums that names something else, or a comparison or rounding on the way."
             if is_known
             else _zero_factors(tree, np.flatnonzero(trained).tolist())
-            or f"{dead_activation_hint(tree)}Look for a layer that all passes through and that is dead, as a ReLU "
+            or f"{dead_activation_hint(tree)}Look for a dead layer that everything passes through, such as a ReLU "
             "far below zero, a saturated sigmoid or a softmax of one number; for a mask that leaves nothing; and for a "
-            "loss that underflows. tv.tap on what goes through shows where.",
+            "loss that underflows. tv.tap on the outputs of layers shows where.",
             (), n_steps / tree.thresholds.fewest_steps,
             rank=Rank.TRAINING_ENDS,
         )  # fmt: skip

@@ -204,8 +204,8 @@ _LOCATE = (
 GROWN = "norm had grown"  # the growth factor of the norm before a NaN
 _DIVERGED, _BEFORE = 100.0, 10  # growth factor of the norm; entries before a NaN
 NO_UPDATE = (
-    "Look for a mask or multi_transform of the optimizer that leaves it out, or a learning rate of zero. If it should "
-    "be frozen, list it in Thresholds(expected_frozen=[…])."
+    "Look for a mask or multi_transform of the optimizer that leaves them out, or a learning rate of zero. If they "
+    "should be frozen, list them in Thresholds(expected_frozen=[…])."
 )
 KEEP_FLOAT32 = "Keep float32 master weights for the optimizer, or round stochastically."
 _MOST_FROZEN = 40  # paths in a sentence: who misspelled a mask looks for all that it froze
@@ -492,8 +492,8 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
         part, path = typical[worst[0]], tree.path(worst[0])
         yield Finding(
             "underflow", tree.name, path, worst[0], int(ratio.begins[0]), int(ratio.ends[-1]), (("ratio", part),),
-            f"The updates of {params_name}{path}{and_others(worst)} are {part:.1e} of it or little more, and most are "
-            "lost when it is rounded to bfloat16.",
+            f"The updates of {params_name}{path}{and_others(worst)} are about {part:.1e} times the parameter, and most "
+            "of them are lost in rounding to bfloat16.",
             KEEP_FLOAT32,
             tuple(worst), 2.0**-11 / part,
             rank=Rank.LEAF_ENDS,

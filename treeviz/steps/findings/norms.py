@@ -93,8 +93,8 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "vanishing", tree.name, tree.path(low), low, *tree.span,
             (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
-            f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they fall "
-            f"{factor_text(factor)} times, by about {digits_text(factor ** (1 / n), 2)} at each layer.",
+            f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they "
+            f"shrink {factor_text(factor)}-fold, about {digits_text(factor ** (1 / n), 2)}-fold at each layer.",
             "Look at the initialisation, saturated activations (sigmoid, tanh) and missing residual connections or "
             "normalisation.",
             tuple(all_leaves), factor / tree.thresholds.imbalance,
@@ -124,7 +124,7 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
             "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
             (("rms", float(typical[leaf])), ("median of leaves", usual)),
             f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
-            f"{digits_text(typical[leaf] / usual, 2)} of what the leaves usually have"
+            f"{digits_text(typical[leaf] / usual, 2)} times the median of all leaves"
             f"{others}.",
             "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
             "connections or normalisation after it.",
@@ -190,10 +190,10 @@ def imbalance(tree: Searched) -> Iterator[Finding]:
         is_far = factors > tree.thresholds.imbalance
         if _trend(tree, values) < 0:
             worst = sorted(leaves, key=lambda leaf: -typical[leaf])
-            growing.append((float(typical[worst[0]] / typical[worst[-1]]), f"that of {tree.path(worst[-1])}", worst))
+            growing.append((float(typical[worst[0]] / typical[worst[-1]]), tree.path(worst[-1]), worst))
         elif 0 < 4 * is_far.sum() < len(leaves) and np.ptp(np.log10(values[~is_far])) < np.log10(_SIMILAR):
             worst = [leaf for _, leaf in sorted(zip(-factors, leaves, strict=True))][: is_far.sum()]
-            differing.append((float(typical[worst[0]] / np.median(values)), "their median", worst))
+            differing.append((float(typical[worst[0]] / np.median(values)), "the median of these layers", worst))
     for series in filter(None, (growing, differing)):
         factor, reference, worst = max(series, key=lambda item: max(item[0], 1 / item[0]))
         leaf = worst[0]
@@ -201,9 +201,8 @@ def imbalance(tree: Searched) -> Iterator[Finding]:
         yield Finding(
             "imbalance", tree.name, tree.path(leaf), leaf, *tree.span,
             (("factor", factor), ("rms", float(typical[leaf])), ("leaves", len(all_leaves))),
-            f"Among the leaves {tree.name}{pattern(tree.path(leaf))}, that of {tree.path(leaf)} is "
-            f"{factor_text(factor)} times {reference}.",
-            "Gradients should be of one size in layers of one kind: look at the initialisation (Glorot, He), the "
+            f"{tree.name}{tree.path(leaf)} is {factor_text(factor)} times as large as {reference}.",
+            "Layers of one kind should have gradients of similar size: look at the initialisation (Glorot, He), the "
             "scale of residual branches, and normalisation between them.",
             tuple(all_leaves), max(factor, 1 / factor) / tree.thresholds.imbalance,
         )  # fmt: skip
@@ -330,10 +329,11 @@ def ratio(tree: Searched) -> Iterator[Finding]:
         others = (
             f" The ratio of {len(leaves) - 1} more is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
         )
-        path_moves = path or ("" if is_moving.all() else ", as far as it moves,")
+        path_moves = path or " (of the leaves that move)" * (not is_moving.all())
         yield Finding(
             "ratio", tree.name, path, leaves[0], int(ratios.begins[rest][0]), int(ratios.ends[-1]), (("ratio", value),),
-            f"An update changes {params_name}{path_moves} by {value:.1e} of its norm; about 1e-3 is usual.{others}",
+            f"The updates are {digits_text(value, 2)} times the norm of {params_name}{path_moves}; about 1e-3 is usual."
+            f"{others}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look for what makes the updates "
             "so small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
         )  # fmt: skip
@@ -717,10 +717,10 @@ def _constant_norm_finding(history: History, name: str, thresholds: Thresholds) 
         yield Finding(
             "clipping", name, "", -1, int(timeline.begins[is_exact][0]), int(timeline.ends[-1]),
             (("norm", bound), ("part of steps", part)),
-            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are clipped always, "
+            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are always clipped, "
             "or normalised.",
-            "If it is clipping, the bound only rescales the learning rate: raise it to some times the usual norm "
-            "before clipping (which a measurement placed before it shows), or lower the learning rate instead.",
+            "If it is clipping, the bound only rescales the learning rate: raise the bound to a few times the usual "
+            "norm (measure the gradients before clipping), or lower the learning rate instead.",
             rank=Rank.CHOICE,
         )  # fmt: skip
 
