@@ -124,9 +124,7 @@ def test_a_dead_leaf_is_found_with_its_first_step(since, says):
     (found,) = run.findings()
     assert (found.kind, found.path, found.first) == ("dead", run.paths[5], since)
     assert says in found.sentence
-    assert found.advice.startswith(
-        "Other leaves of its layer have gradients, so what it is multiplied with may be zero."
-    )
+    assert found.advice.startswith("Other leaves of its layer have gradients, so its input may be zero.")
 
 
 def test_gradients_that_are_all_zero_are_one_finding():
@@ -199,14 +197,16 @@ def test_a_layer_that_vanishes_alone_is_one_finding_and_no_imbalance_beside_it()
     run.grads[:, 6:8] *= 1e-8
     (found,) = run.findings()
     assert (found.kind, found.path, found.leaves) == ("vanishing", "['layers'][3]['w']", (7, 6))
-    assert "usually have; so is the leaf before it." in found.sentence
+    assert "the median of all leaves; so is the leaf before it." in found.sentence
 
 
 def test_a_layer_of_which_all_gradients_are_large_is_one_imbalance():
     run = Run()
     run.grads[:, 6:8] *= 1e5
     found = [finding for finding in run.findings() if finding.kind == "imbalance"]
-    assert [sorted(finding.leaves) for finding in found] == [[6, 7]] and "their median" in found[0].sentence
+    assert [sorted(finding.leaves) for finding in found] == [[6, 7]] and "the median of these layers" in found[
+        0
+    ].sentence
 
 
 def test_the_bias_of_a_layer_with_large_inputs_is_not_taken_for_rounding_error():

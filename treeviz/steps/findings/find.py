@@ -132,7 +132,8 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
     if cause.severity == "info":  # steps that the optimizer skipped
         return finding.kind == "nonfinite" and is_beside(finding.source) and cause.source == grads
     if finding.kind == "dead" and finding.severity != "info" and cause.kind == "nonfinite":
-        return cause.first - _SOON <= finding.first <= cause.until + _FEW  # NaN makes zeros, in where and ReLU
+        # NaN becomes zero in a where or a ReLU, and zeros divided by zeros become NaN.
+        return cause.first - _SOON <= finding.first and finding.until <= cause.until + _SOON
     if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
         return cause.first <= finding.first
     if finding.kind == "nonfinite" and result_kind(cause.source):
