@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_finite_while_gradients_are_stops_the_run_and_its_ope
 def test_a_nan_that_an_update_makes_of_finite_gradients_is_told_with_the_parameters_and_not_again_with_what_follows():
     told = stopped(rate={5: 0.0, 6: 0.0}, x={5: jnp.zeros((4, 3))})
     says = "nonfinite: New parameters (['b'], ['w']) were NaN at step 5, while all gradients were finite: "
-    says += "an update made it"
+    says += "the update made them NaN"
     assert told.startswith(f"{says}. Look at what the optimizer divides by, as in g / norm(g)")
     assert "nonfinite" in inspector.history.statistics("parameter result")
     (found,) = findings(inspector.history)
