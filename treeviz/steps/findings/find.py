@@ -133,7 +133,7 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
         return finding.kind == "nonfinite" and is_beside(finding.source) and cause.source == grads
     if finding.kind == "dead" and finding.severity != "info" and cause.kind == "nonfinite":
         # NaN becomes zero in a where or a ReLU, and zeros divided by zeros become NaN.
-        return cause.first - _SOON <= finding.first and finding.until <= cause.until + _SOON
+        return cause.first - _SOON * apart <= finding.first and finding.until <= cause.until + _SOON * apart
     if finding.kind == "result" or (result_kind(finding.source) and not result_kind(cause.source)):
         return cause.first <= finding.first
     if finding.kind == "nonfinite" and result_kind(cause.source):
