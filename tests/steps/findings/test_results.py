@@ -66,7 +66,7 @@ def test_a_nan_that_an_update_makes_of_finite_gradients_is_told_with_the_paramet
     assert "nonfinite" in inspector.history.statistics("parameter result")
     (found,) = findings(inspector.history)
     assert (found.path, found.leaves) == ("['b']", (0, 1))
-    assert stopped(rate={0: np.nan}).startswith(f"{says.replace('step 5', 'step 0')}, or it was there before the first")
+    assert stopped(rate={0: np.nan}).startswith(f"{says.replace('step 5', 'step 0')}, or they were before the first")
 
 
 def test_a_metric_that_is_nan_at_first_is_information_and_stops_nothing():
