@@ -39,7 +39,7 @@ class TestWorkingWithPytrees:
         assert lines([1, "a", object()]) == [
             "tree  list  3",
             "├─ [0]  int 1  1",
-            "├─ [1]  str  1  'a'",
+            "├─ [1]  str 'a'  1",
             "└─ [2]  object  1",
         ]
         assert lines((1, (2, 3), ())) == [
@@ -119,7 +119,7 @@ class TestWorkingWithPytrees:
             "│     ├─ [0]  int 3  1",
             "│     └─ [1]  int 4  1",
             "└─ [2]  ATuple  1",
-            "   └─ .name  str  1  'foo'",
+            "   └─ .name  str 'foo'  1",
         ]
         shown = [f"tree{row.keystr}" for row in treeviz.walk(tree).leaves]
         assert shown == ["tree[0]", "tree[1]['k1']", "tree[1]['k2'][0]", "tree[1]['k2'][1]", "tree[2].name"]
@@ -252,7 +252,7 @@ class TestCustomPytreeNodes:
         assert lines([MyOtherContainer("Alice", 1, 2, 3)]) == [
             "tree  list  4",
             "└─ [0]  MyOtherContainer  4",
-            "   ├─ .name  str  1  'Alice'",
+            "   ├─ .name  str 'Alice'  1",
             "   ├─ .a  int 1  1",
             "   ├─ .b  int 2  1",
             "   └─ .c  int 3  1",

@@ -10,14 +10,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from treeviz import integrations
-from treeviz.analysis.facts import common_mesh, device_columns, fact_columns, headline, is_cut, mesh_text, size_columns
+from treeviz.analysis.facts import (
+    common_mesh,
+    device_columns,
+    fact_columns,
+    headline,
+    insertion_column,
+    is_cut,
+    is_number,
+    mesh_text,
+    scalar_column,
+    size_columns,
+    with_scalars,
+)
 from treeviz.tree import walk as walking
 from treeviz.tree.describers import DISPLAY, WHOLE, Budget
 from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import class_name, is_any, is_function, value_text
+from treeviz.tree.text import class_name, is_any, is_function, number_text, value_text
 
 if TYPE_CHECKING:
     from treeviz.analysis.user_columns import LeafFunction
@@ -109,6 +121,7 @@ def prepare(
     check_flag("whole", whole)
     budget = WHOLE if whole else DISPLAY
     table, nodes = scanned(tree, is_leaf, name, budget, stacked)
+    table = table.with_columns(*scalar_column(table, nodes), *insertion_column(table, nodes))
     if stats:
         table = _with_statistics(table, nodes, budget, bool(trees))
     names_of_others: tuple[str, ...] = ()
@@ -138,6 +151,9 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
         parts.append(f"statistics without {len(left_out):,} {'leaf' if len(left_out) == 1 else 'leaves'}")
         for row in left_out[_MOST_NOT_READ:]:  # the headline counts them
             del reasons[row]
+    mean = table.columns["mean"].values
+    read = {row: number_text(mean[row]) for row in np.flatnonzero(is_number(table) & np.isfinite(mean)).tolist()}
+    table = table.with_columns(*with_scalars(table, read))
     table = table.with_notes({row: (Note("info", text),) for row, text in reasons.items()}).with_notes(notes)
     return table.with_headline(*table.headline, *parts)
 

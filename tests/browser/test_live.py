@@ -163,7 +163,7 @@ def test_what_is_measured_is_drawn_and_read(live):
     shown, true = float(lines.last.locator("b").inner_text()), run.norms[drawn_until][0]
     assert drawn_until > 200 and shown == pytest.approx(true, rel=1e-2)
     heads = settled(page).locator(".head button").first.bounding_box()["y"]
-    assert heads - lines.first.bounding_box()["y"] > 60, "the titles of the columns are below them"
+    assert heads - lines.first.bounding_box()["y"] > 50, "the titles of the columns are below them"
     assert words(page).startswith("step ") and " of 400 · 100 steps/s · 0:01 left" in words(page)
     run.clock.now += 1
     run.panel.send_updates()

@@ -293,7 +293,7 @@ def test_steps_are_chosen_by_dragging_and_by_number_and_scalars_are_over_the_sam
         ["loss", "1", "1", "…", "8"],
         ["lr", "1", "1", "…", "8"],
     ]
-    assert flag(charts.first) == pytest.approx(501, abs=0.6) and heads(page) == [0, 64], "the titles are below them"
+    assert flag(charts.first) == pytest.approx(501, abs=0.6) and heads(page) == [0, 52], "the titles are below them"
     hover(page, 1, 0.305)
     page.mouse.down()
     hover(page, 1, 0.5)
@@ -340,6 +340,13 @@ def test_on_a_phone_the_sparkline_and_the_last_value_are_in_sight(shown):
     place = box(page, ".head .sparkline")
     assert place["x"] + place["width"] < 480 and page.get_by_role("combobox", name="Colors").is_hidden()
     assert settled(page).locator(".head button").all_inner_texts()[-2:] == ["type", "bytes"]
+    # The choices are in the menu that has all, and the strip of a row in its details.
+    open_menu(page, "More")
+    page.get_by_role("combobox", name="Colors").select_option("relative to median")
+    page.keyboard.press("Escape")
+    assert page.get_by_role("combobox", name="Colors").is_hidden()
+    page.locator(".window .row").nth(1).click()
+    assert settled(page).locator(".strip-of-row canvas").bounding_box()["width"] > 400
 
 
 def test_beside_a_curve_a_type_has_its_dtype_or_is_out_of_sight(shown):

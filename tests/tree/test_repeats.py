@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sample_nodes import WithAux
 from sample_trees import SAMPLES
 
+from treeviz.tree.facts import Note
 from treeviz.tree.repeats import LEAST, fold, merged_facts
 from treeviz.tree.walk import walk
 
@@ -26,6 +27,8 @@ def test_runs_are_those_of_the_rule(case):
     found = fold(walk(case["tree"]), case.get("wrong", ()), case.get("nan", ()))
     assert [{"label": run.label, "rows": run.rows.tolist()} for _, run in sorted(found.runs.items())] == case["folded"]
     assert found.rows.tolist() == case["shown"]
+    assert found.n_blank == case.get("n_blank", 0)
+    assert {str(found.rows[shown]): row for shown, row in found.mirrors.items()} == case.get("mirrors", {})
 
 
 def subtree(table, row):
@@ -59,6 +62,16 @@ def test_layers_that_differ_in_the_numbers_of_their_static_fields_are_alike_and_
     assert merged.static == (("aux", "('rate 0.0001…1.0 of 2…6', 7)"),)
     for values in ([1, 2, 3], ["a1", "a2", "a3"], [np.ones(1), np.ones(2), np.ones(3)]):
         assert not fold(walk(values)).runs
+
+
+def test_what_is_said_of_rows_that_are_none_or_mirror_others_keeps_them():
+    mu, nu = ({"w": {"a": 1, "b": 2, "c": 3, "d": 4}} for _ in range(2))
+    table = walk({"mu": mu, "nu": nu, "x": None, "y": None, "z": None})
+    assert fold(table).rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    found = fold(table, values=lambda: [np.arange(len(table))], labeled=lambda: [13])
+    assert found.rows.tolist() == [*range(len(table))]
+    noted = table.with_notes({9: (Note("info", "a note"),), 14: (Note("info", "a note"),)})
+    assert fold(noted).rows.tolist() == [*range(len(table))]
 
 
 def test_a_tree_without_repeats_is_shown_as_it_is():

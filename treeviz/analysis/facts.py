@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import KINDS, Column, Facts
+from treeviz.tree.facts import INSERTION, KINDS, SCALARS, Column, Facts
 from treeviz.tree.leaves import id_text
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import bytes_text, count_text, percent_text
+from treeviz.tree.text import bytes_text, count_text, guarded, number_text, percent_text
 
 
 def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
@@ -30,6 +30,74 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
         table.fact_column("dtype", [_dtype(f) for f in facts], help="The dtype; ~ before it: weakly typed"),
         table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="How it is sharded over devices"),
     )
+
+
+_MOST_READ = 1_000  # scalars of a tree
+_MOST_DICTS = 5_000  # whose order is read, at some 0.7 µs each
+
+
+def scalar_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column, ...]:
+    """The values of arrays of shape () in host memory that are ready: no transfer, no wait."""
+    rows = np.flatnonzero(is_number(table))[:_MOST_READ].tolist()
+    texts = {row: guarded(lambda row=row: _host_scalar(nodes[row]), lambda _: "") for row in rows}
+    return with_scalars(table, texts)
+
+
+def is_number(table: TreeTable) -> np.ndarray:
+    """bool[n_rows]: whether it is an array of shape ()."""
+    is_one = [f.shape == () and f.elements == 1 and f.kind in ("array", "numpy") for f in table.facts]
+    return np.array(is_one)[table.fact_codes]
+
+
+def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ...]:
+    """The column of these values, and of those that the table has already."""
+    known = table.columns.get(SCALARS)
+    levels = [""] * len(table) if known is None else known.values.tolist()
+    for row, text in texts.items():
+        levels[row] = levels[row] or text
+    if not any(levels):
+        return ()
+    distinct = {level: code for code, level in enumerate(dict.fromkeys(("", *levels)))}
+    codes = np.array([distinct[level] for level in levels])
+    return (Column(SCALARS, "value", [*distinct], codes, help="The value of an array of one number"),)
+
+
+def _host_scalar(array: Any) -> str:
+    from treeviz.analysis.stats.arrays import host_view, lies_on_host
+
+    if type(array) is not np.ndarray:
+        if not (lies_on_host(array) and array.is_ready()):
+            return ""
+        array = host_view(array.addressable_shards[0].data)
+    return str(array.item()) if array.dtype.kind in "biuc" else number_text(float(array))
+
+
+def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column, ...]:
+    """The place of each child of a dict in insertion order, for a page to sort by; none where that is JAX's order."""
+    is_dict = np.array([facts.type == "dict" for facts in table.facts])[table.fact_codes]
+    dicts = np.flatnonzero(is_dict & (np.bincount(table.parent[1:], minlength=len(table)) > 1))
+    if len(dicts) > _MOST_DICTS:
+        return ()
+    codes: dict[tuple[int, ...], int] = {}  # by the ids of the keys, whose hashes may run the user's code
+    orders: list[list[int]] = [[]]
+    order = np.zeros(len(table), int)
+    for row in dicts.tolist():
+        node: Any = nodes[row]
+        ids = tuple(map(id, node)) if type(node) is dict else ()
+        if ids not in codes:
+            keys = list(node) if ids else []
+            places = sorted(range(len(keys)), key=keys.__getitem__) if {*map(type, keys)} <= {str} else []
+            codes[ids] = len(orders) if places != sorted(places) else 0
+            orders += [places] if codes[ids] else []
+        order[row] = codes[ids]
+    of_parent = order[np.maximum(table.parent, 0)]
+    rows = np.flatnonzero((of_parent > 0) & (table.parent >= 0))
+    if not len(rows):
+        return ()
+    starts = np.cumsum([0, *map(len, orders)])
+    places = np.full(len(table), np.nan)
+    places[rows] = np.concatenate(orders)[starts[of_parent[rows]] + table.position[rows]]
+    return (Column(INSERTION, "insertion order", places, format="count", help="The place in its dict"),)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

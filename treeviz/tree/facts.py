@@ -12,6 +12,8 @@ from treeviz.tree.runtime import computed_once
 
 NO_JAX_DTYPE = "not a JAX dtype"
 MASKED = "masked: not accepted by JAX"
+INSERTION = "insertion"  # the column by which a page sorts dicts as they were written
+SCALARS = "scalar"  # the column whose labels stand beside the type
 
 
 class DeviceIds(tuple[int, ...]):

@@ -413,7 +413,9 @@ class FactTable:
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
-        text = guarded(lambda: visible(str(np.generic.item(leaf)), 60), lambda _: "")  # type: ignore[arg-type]
+        # A float32 as short as it is written, 0.91, and not as float64: 0.9100000262260437.
+        written = dtype.type.__str__ if dtype.kind in "fV" else lambda x: str(np.generic.item(x))
+        text = guarded(lambda: visible(written(leaf), 60), lambda _: "")  # type: ignore[arg-type]
         elements = int(_has_jax_kind(dtype) and _is_jax_layout(dtype))
         aval = (elements, dtype.itemsize, (), self._dtype_name(dtype))
         return self.code(Facts("scalar", class_name(type(leaf)), True, 1, *aval, text=text))

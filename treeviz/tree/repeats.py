@@ -14,6 +14,11 @@ The rule for every view, with examples in `tests/fold_cases.json`:
   worst first, then of the rows with NaN. They keep rows of their own.
 - The other members are *folded* if there are `LEAST` or more: the first one's rows are shown for all of them. Runs
   inside a folded row, or inside a member that stands out, are folded in the same way.
+- A subtree *mirrors* an earlier one, as the moments of an optimizer the parameters, if it has `_MIRROR` rows and an
+  eighth of the tree's or more, both have the same rows, with the same facts and values in columns, and no row of the
+  mirror has a note, a finding or NaN. Only its first row is shown.
+- A *blank* is a None with no note and no label, beside siblings that are not None. `LEAST` or more blanks are left out,
+  and counted below the tree.
 - The label names the smallest and the greatest key by number: `[0…79] ×80`, `h_0…h_11 ×12`. If the second one is
   longer than 12 characters, only its different end is shown: `transformer_0…11 ×12`.
 """
@@ -21,7 +26,7 @@ The rule for every view, with examples in `tests/fold_cases.json`:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os.path import commonprefix
 from string import digits
 from typing import NamedTuple
@@ -33,6 +38,8 @@ from treeviz.tree.table import TreeTable
 
 LEAST = 3  # members of a folded run
 MOST_OUT = 3  # members of a run that stand out
+_MIRROR, _MIRROR_SHARE = 6, 8  # rows of a mirror: the fewest, and as a part of the tree
+_N_MIRRORS = 1_000  # rows that may be mirrors, since a chain has one on each level
 _BATCH = 1 << 20  # rows that are compared at once
 _LONG = 12  # longer keys are shown without their common start
 _NUMBER = re.compile("[0-9]+")
@@ -59,28 +66,113 @@ class Repeats(NamedTuple):
       rows: int[n_shown]: their numbers, in order.
       place: int[n_rows]: for each row of the table, the index into `rows` of the row shown in its place.
       runs: The folded runs, by index into `rows`.
+      mirrors: For each shown mirror, by index into `rows`, the row that it mirrors.
+      left_out: bool[n_rows]: the blanks, and the rows inside mirrors: no other row sums them up.
+      n_blank: The number of blanks.
     """
 
     rows: np.ndarray
     place: np.ndarray
     runs: dict[int, Run]
+    mirrors: dict[int, int]
+    left_out: np.ndarray
+    n_blank: int
 
 
-def fold(table: TreeTable, wrong: Sequence[int] = (), nan: Sequence[int] = ()) -> Repeats:
+def fold(
+    table: TreeTable,
+    wrong: Sequence[int] = (),
+    nan: Sequence[int] = (),
+    *,
+    values: Callable[[], Sequence[np.ndarray]] = tuple,
+    labeled: Callable[[], Sequence[int]] = tuple,
+) -> Repeats:
     """Fold the runs of a table. Takes O(n log n) time for n rows, whatever the depth.
 
     Args:
       wrong: The rows with a finding or an error, worst first.
       nan: The rows with NaN or infinities.
+      values: For `mirrors`.
+      labeled: For `blanks`.
     """
     runs = list(_runs(table))
     if wrong or nan:
         runs = [rows for rows in _folded_members(table, runs, wrong, nan) if len(rows) >= LEAST]
-    shown_for = _shown_for(table, runs)
+    shown_for, left_out = _shown_for(table, runs), np.zeros(len(table), bool)
+    like = mirrors(table, values, lambda: [*wrong, *nan])
+    for row, other in like.items():
+        inside = slice(row + 1, table.end[row])
+        left_out[inside], shown_for[inside] = True, np.arange(other + 1, table.end[other])
+    nones = blanks(table, labeled)
+    left_out[nones], shown_for[nones] = True, table.parent[nones]
+    while not np.array_equal(further := shown_for[shown_for], shown_for):
+        shown_for = further
     shown = np.flatnonzero(shown_for == np.arange(len(table)))
     place = np.searchsorted(shown, shown_for)
     visible = [rows for rows in runs if shown_for[rows[0]] == rows[0]]
-    return Repeats(shown, place, {int(place[rows[0]]): Run(rows, _label(table, rows)) for rows in visible})
+    return Repeats(
+        shown,
+        place,
+        {int(place[rows[0]]): Run(rows, _label(table, rows)) for rows in visible},
+        {int(place[row]): other for row, other in like.items() if shown_for[row] == row},
+        left_out,
+        len(nones),
+    )
+
+
+def blanks(table: TreeTable, labeled: Callable[[], Sequence[int]] = tuple) -> np.ndarray:
+    """int[k]: the blanks.
+
+    Args:
+      labeled: Returns the rows about which a column says something.
+    """
+    is_none = np.array([facts.kind == "none" for facts in table.facts])[table.fact_codes]
+    rows = np.flatnonzero(is_none)
+    if len(rows) < LEAST:
+        return rows[:0]
+    has_other = np.zeros(len(table), bool)
+    has_other[table.parent[1:][~is_none[1:]]] = True
+    is_none[[*table.notes, *labeled()]] = False
+    rows = rows[is_none[rows] & has_other[table.parent[rows]]]
+    return rows if len(rows) >= LEAST else rows[:0]
+
+
+def blanks_text(n: int) -> str:
+    """ "4 fields are None"; "" for none."""
+    return f"{n:,} fields are None" if n else ""
+
+
+def mirrors(
+    table: TreeTable,
+    values: Callable[[], Sequence[np.ndarray]] = tuple,
+    wrong: Callable[[], Sequence[int]] = tuple,
+) -> dict[int, int]:
+    """The rows that mirror an earlier one, and that.
+
+    Args:
+      values: Returns [n_rows] each: what columns show of the rows, which is the same in a mirror.
+      wrong: Returns rows with a finding, an error or NaN: no mirror has one.
+    """
+    size = table.end - np.arange(len(table))
+    rows = np.flatnonzero(size >= max(_MIRROR, len(table) // _MIRROR_SHARE))[:_N_MIRRORS].tolist()
+    earlier: dict[tuple[int, int], int] = {}
+    pairs = [(row, earlier.setdefault((int(size[row]), int(table.fact_codes[row])), row)) for row in rows]
+    found: dict[int, int] = {}
+    if len(earlier) == len(rows):
+        return found
+    compared = (table.fact_codes, table.key_codes, np.diff(table.depth, prepend=0), *values())
+    noted = np.sort(np.array([*table.notes, *wrong()], int))
+    until = 0  # the end of the last mirror
+    for row, other in pairs:
+        if row == other or row < until:
+            continue
+        insides = ((each[other + 1 : table.end[other]], each[row + 1 : table.end[row]]) for each in compared)
+        first_noted, end_noted = np.searchsorted(noted, [row, table.end[row]])
+        if first_noted == end_noted and all(
+            np.array_equal(*inside, equal_nan=inside[0].dtype.kind == "f") for inside in insides
+        ):
+            found[row], until = other, table.end[row]
+    return found
 
 
 def similar_facts(facts: Sequence[Facts]) -> np.ndarray:
@@ -117,7 +209,7 @@ def _in_ranges(texts: Sequence[str]) -> str:
 
 
 def _shown_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
-    """int[n_rows]: the row that is shown in place of each row."""
+    """int[n_rows]: the row in place of which each is shown, which another one may hide."""
     shown_for = np.arange(len(table))
     if not runs:
         return shown_for
@@ -128,8 +220,6 @@ def _shown_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
     size = table.end[member] - member
     inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
     shown_for[np.repeat(member, size) + inside] = np.repeat(first, size) + inside
-    while not np.array_equal(further := shown_for[shown_for], shown_for):
-        shown_for = further
     return shown_for
 
 

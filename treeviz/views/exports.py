@@ -298,6 +298,8 @@ def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
         texts = [cell.texts[shown].strip() for cell in cells]
         is_leaf = facts.is_leaf or KINDS[facts.kind].group == "part"
         lines.append(_Line(depth, parent, labels[shown], types[shown].strip(), texts, notes, is_leaf))
+    if view.footer:
+        lines.append(_Line(1, 0, view.footer, "", [""] * len(cells), [], True))
     return [cell.title.strip() for cell in cells], lines
 
 

@@ -113,7 +113,8 @@ class TreeView(View):
           color: Write ANSI colours.
           fold: Collapse three or more identical siblings, such as layers, into one row: `[0…79] ×80`. One of them is
             shown below it, with the range of every number over all of them. Siblings with a finding, NaN or an error
-            keep their own rows. False: show every row.
+            keep their own rows. A subtree that shows the same as a sibling, such as Adam's `nu`, is one row, "like mu".
+            Three or more fields that are None are one line below the tree. False: show every row.
           budget: The maximum number of characters, for a program or a language model: as many rows as fit, in the
             order of `max_rows`. The headline with its caveats and the root are always included.
 

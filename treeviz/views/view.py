@@ -33,6 +33,7 @@ class View:
       histograms: Distributions of the values inside the rows over the steps; shown only with series.
       scalars: Series of one row, shown above the rows of a page with series.
       diff: Additional contents of a page that compares trees; see `treeviz.differ`.
+      footer: A line below the rows: what folding has left out.
     """
 
     table: TreeTable
@@ -45,6 +46,7 @@ class View:
     histograms: Sequence[Histograms] = ()
     scalars: Sequence[Series] = ()
     diff: Mapping[str, Any] | None = None
+    footer: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))

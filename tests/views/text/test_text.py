@@ -289,7 +289,7 @@ def test_ascii_is_nothing_but_ascii():
                                      bytes
         gr\xf6\xdfe      dict          8 B  ########  100 %
         |- \u6f22\u5b57  float32[2]    8 B  ########  100 %
-        `- b             str                                 '\xe9'
+        `- b             str '\xe9'
     """)
 
 
@@ -392,7 +392,8 @@ def test_that_all_arrays_have_a_shape_only_is_said_once_and_in_a_mixed_tree_by_e
         (jax.ShapeDtypeStruct((2,), jnp.bfloat16), "bfloat16[2] shape only"),
         (jax.random.key(0), "key<fry>[]"),
         (np.zeros((3,), jax.dtypes.float0), "float0[3]"),
-        ("text", "str  'text'"),
+        ("text", "str 'text'"),
+        ("text" * 9, f"str  {'text' * 9!r}"),
         (object(), "object"),
         (jax.tree.structure(1), "*"),
     ],

@@ -29,6 +29,7 @@ from treeviz.views.text.cells import (
     mark_text,
     marks_inside,
     note_part,
+    scalar_text,
     span_texts,
     sparklines,
     times_text,
@@ -268,6 +269,7 @@ def outline(view: View) -> Markup:
     ]
     if len(rows) < len(table):
         parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
+    parts += [f"<i>{view.footer}</i>\n"] * bool(view.footer)
     parts.append("</pre>")
     if others := [column for column in view.columns_without_last_value if column not in plain]:
         room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
@@ -345,7 +347,8 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
         while inside and inside[-1][0] <= row:
             yield inside.pop()[1]
         indent = "  " * depths[i]
-        line = f"{indent}{label(table.key(row).label if row else table.name)}: {facts[codes[i]]}{numbers[i]}"
+        what = f"{facts[codes[i]]}{scalar_text(table, row)}{numbers[i]}"
+        line = f"{indent}{label(table.key(row).label if row else table.name)}: {what}"
         after = "".join([_note(table, note) for note in table.notes[row]]) if row in table.notes else ""
         has_rows = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
         is_open = has_rows and opened[i]

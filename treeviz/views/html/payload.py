@@ -19,11 +19,12 @@ import numpy as np
 
 from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
-from treeviz.tree.repeats import similar_to_next
+from treeviz.tree.repeats import blanks, mirrors, similar_to_next
 from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import aval_text
 from treeviz.views.text.cells import WRITE, type_text
+from treeviz.views.text.rows import labeled_rows, like_note, nan_rows, values_of, wrong_rows
 from treeviz.views.view import View
 
 # Pack histograms over time for the front end: a few bars for each row and step, relative to the highest.
@@ -353,7 +354,10 @@ def pack(view: View) -> bytes:
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
     texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)
-    notes = ((row, bare.get(row) or notes) for row, notes in table.notes.items())
+    like = mirrors(table, lambda: values_of(view), lambda: [*wrong_rows(view), *nan_rows(view)])
+    none = blanks(table, lambda: labeled_rows(view))
+    notes = {row: bare.get(row) or notes for row, notes in table.notes.items()}
+    notes |= {row: (like_note(table, row, other),) for row, other in like.items()}
     header = {
         "name": table.name,
         "headline": table.headline,
@@ -361,10 +365,12 @@ def pack(view: View) -> bytes:
         "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_like_the_next(table)))],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
-        "notes": pack_notes(notes, len(table), buffers.add),
+        "notes": pack_notes(notes.items(), len(table), buffers.add),
         "table": _columns(table, columns, buffers, shown),
         **_values(view.values or {}),
         **(_over_time(view, buffers) if view.series else {}),
+        **({"mirrors": [*like]} if like else {}),
+        **({"blanks": buffers.add(none)} if len(none) else {}),
         **({"names": table.separator} if table.separator else {}),
         **({"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}),
         "buffers": buffers.index,

@@ -659,6 +659,9 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
         details = list(_details(badges[shown], omitted.get(shown), facts, details_x, y, n_details))
         shapes += details
         right = max([right, details_x - GAP, *map(_right, details)])
+    if view.footer:
+        y += ROW
+        shapes.append(Text(MARGIN, y + 15, view.footer, "dim"))
     for column in heat_maps:
         y += ROW
         shapes += column.legend(y)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import INHERITED, KINDS, Column, Facts, Note
+from treeviz.tree.facts import INHERITED, KINDS, SCALARS, Column, Facts, Note
 from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import LABEL_LIMIT, aval_text, bytes_text, count_text, number_text, percent_text, visible
@@ -139,7 +139,7 @@ def times_text(series: Series) -> str:
 
 WRITE: dict[str, Callable[[float], str]] = {"count": count_text, "bytes": bytes_text, "number": number_text}
 
-_IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that every line shows
+IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that every line shows
 _SIZES = ("elements", "zeros")  # counts that are dropped first, like sizes
 _N_BARS = 8
 _WORDS = re.compile(r"(?: [·-] [^·-]*|(?<=\]) [a-z ]+)$")  # of a type, which may be dropped: counts, "shape only"
@@ -197,7 +197,7 @@ def type_text(facts: Facts) -> str:
 
 def is_value(facts: Facts) -> bool:
     """Whether the text is a value short enough to follow the type: "float 0.1"."""
-    return facts.kind == "scalar" and 0 < len(facts.text) <= 24
+    return facts.kind in ("scalar", "string") and 0 < len(facts.text) <= 24
 
 
 def fact_parts(facts: Facts) -> list[Part]:
@@ -255,7 +255,16 @@ def type_cells(table: TreeTable, rows: np.ndarray, glyphs: Glyphs) -> Cells:
     texts = [""] * len(table.facts)
     for code in set(codes.tolist()):
         texts[code] = glyphs.fit(type_text(table.facts[code]))
+    if SCALARS in table.columns:
+        texts = [texts[code] + scalar_text(table, row) for code, row in zip(codes.tolist(), rows.tolist(), strict=True)]
+        codes = np.arange(len(rows))
     return _left("", texts, codes)
+
+
+def scalar_text(table: TreeTable, row: int) -> str:
+    """What follows the type of an array of one number: " 0.25"."""
+    text = table.columns[SCALARS][row] if SCALARS in table.columns else ""
+    return f" {text}" if text else ""
 
 
 def columns_of_cells(
@@ -270,7 +279,7 @@ def columns_of_cells(
     cells = []
     for column in columns:
         if column.format == "label":
-            if column.name not in _IN_EVERY_LINE:
+            if column.name not in IN_EVERY_LINE:
                 cells.append(_labels(column, rows, glyphs, longest))
         elif column.format == "histogram":
             cells.append(_charts(table, column, rows, glyphs))

@@ -15,20 +15,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import Column, Facts, Note
+from treeviz.tree.facts import SCALARS, Column, Facts, Note
 from treeviz.tree.keys import Key
-from treeviz.tree.repeats import Repeats, fold, merged_facts
+from treeviz.tree.repeats import Repeats, blanks_text, fold, merged_facts, mirrors
 from treeviz.tree.series import FindingMark, Series
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import bytes_text, count_text, number_text, visible
 from treeviz.views.text.cells import (
     ASCII_BAD,
+    IN_EVERY_LINE,
     UNICODE_BAD,
     last_texts,
     last_values,
     mark_text,
     marks_by_row,
     note_part,
+    path_text,
     sparklines,
 )
 from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width, n_alike
@@ -336,8 +338,6 @@ def _reason(
 
 N_OPEN = 25  # rows that are visible at first
 _ERRORS = ("error", "cycle", "hidden", "differs", "warning")  # kinds of notes
-_MIRROR, _MIRROR_SHARE = 6, 50  # rows of a mirror: the fewest, and as a part of the tree
-_N_MIRRORS = 1_000  # nodes that may be mirrors, since a chain has one on each level
 
 
 def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
@@ -349,28 +349,8 @@ def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Trunc
     leaves = table.measured
     largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
     kept = [*wrong_rows(view), *nan_rows(view), largest]
-    return truncate(table, max_rows, max_depth, weights=weights, kept=kept, mirrors=_mirrors(table))
-
-
-def _mirrors(table: TreeTable) -> dict[int, int]:
-    """The large subtrees that repeat an earlier one, as an optimizer's moments repeat the parameters, and that one."""
-    size = table.end - np.arange(len(table))
-    earlier: dict[tuple[int, int], int] = {}
-    found: dict[int, int] = {}
-    inside = 0  # the end of the last mirror
-    for row in np.flatnonzero(size >= max(_MIRROR, len(table) // _MIRROR_SHARE))[:_N_MIRRORS].tolist():
-        if row >= inside:
-            other = earlier.setdefault((int(size[row]), int(table.fact_codes[row])), row)
-            if other != row and _is_mirror(table, row, other):
-                found[row], inside = other, table.end[row]
-    return found
-
-
-def _is_mirror(table: TreeTable, row: int, other: int) -> bool:
-    one, another = (slice(start + 1, table.end[start]) for start in (row, other))
-    return all(np.array_equal(codes[one], codes[another]) for codes in (table.key_codes, table.fact_codes)) and bool(
-        np.array_equal(table.depth[one] - table.depth[row], table.depth[another] - table.depth[other])
-    )
+    closed = mirrors(replace(table, notes={}))  # what is said of their rows, such as that they are shared, can wait
+    return truncate(table, max_rows, max_depth, weights=weights, kept=kept, mirrors=closed)
 
 
 def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
@@ -441,20 +421,50 @@ def folded(view: View) -> View:
 
     Totals stay those of the whole tree. Costs some 0.1 µs a row, and the columns of the view.
     """
-    repeats = fold(view.table, wrong_rows(view), nan_rows(view))
-    if not repeats.runs:
+    texts = {"values": lambda: values_of(view), "labeled": lambda: labeled_rows(view)}
+    repeats = fold(view.table, wrong_rows(view), nan_rows(view), **texts)
+    if len(repeats.rows) == len(view.table):
         return view
     fewer = _Folded(view.table, repeats)
     columns = [fewer.column(column) for column in view.columns]
     sizes = sizes_of(view)
     further = [] if sizes is None or any(each is sizes for each in view.columns) else [fewer.column(sizes)]
+    if SCALARS in view.table.columns:
+        value = fewer.column(view.table.columns[SCALARS])
+        further.append(replace(value, levels=["" if "," in level else level for level in value.levels]))
     table = replace(
         fewer.compact(None if sizes is None else view.table.rolled(sizes)),
         columns={column.name: column for column in (*columns, *further)},
         notes=dict(fewer.notes(view)),
     )
     series = [fewer.series(each) for each in view.series]
-    return View(table, columns, depth=view.depth, whole=view.whole, series=series)
+    footer = blanks_text(repeats.n_blank)
+    return View(table, columns, depth=view.depth, whole=view.whole, series=series, footer=footer)
+
+
+def values_of(view: View) -> list[np.ndarray]:
+    """What the columns of a view show of each row, to compare rows by; for `treeviz.tree.repeats.mirrors`."""
+    each = np.arange(len(view.table))
+    return [
+        (each if column.codes is None else column.codes) if column.format == "label" else view.table.rolled(column)
+        for column in view.columns
+    ] + [series.values for series in view.series]
+
+
+def labeled_rows(view: View) -> list[int]:
+    """The rows of which a column of labels says something."""
+    labels = [(c, np.array([str(level) != "" for level in c.levels])) for c in view.columns if c.format == "label"]
+    has_label = np.zeros(len(view.table), bool)
+    for column, is_said in labels:
+        if column.name not in IN_EVERY_LINE:
+            has_label |= is_said if column.codes is None else is_said[column.codes]
+    return np.flatnonzero(has_label).tolist()
+
+
+def like_note(table: TreeTable, row: int, like: int) -> Note:
+    """What stands beside a mirror in place of its rows: "like mu" of a sibling, else "like .params"."""
+    is_sibling = table.parent[row] == table.parent[like]
+    return Note("info", f"like {table.key(like).label.removeprefix('.') if is_sibling else path_text(table, like)}")
 
 
 class _Folded:
@@ -462,14 +472,15 @@ class _Folded:
 
     def __init__(self, table: TreeTable, repeats: Repeats) -> None:
         self._table, self._rows, self._place, self._runs = table, repeats.rows, repeats.place, repeats.runs
-        self._stands_for = np.bincount(self._place)  # so many rows
+        self._mirrors = repeats.mirrors
+        self._stands_for = np.bincount(self._place[~repeats.left_out])  # so many rows
         self._several = np.flatnonzero(self._stands_for > 1)
-        of_several = np.flatnonzero(self._stands_for[self._place] > 1)
+        of_several = np.flatnonzero((self._stands_for[self._place] > 1) & ~repeats.left_out)
         self._order = of_several[np.argsort(self._place[of_several], kind="stable")]
         self._starts = np.cumsum(self._stands_for[self._several]) - self._stands_for[self._several]
         self._heads = np.array([*self._runs], int)
-        self._members = np.concatenate([run.rows for run in self._runs.values()])
-        n_members = np.array([len(run.rows) for run in self._runs.values()])
+        self._members = np.concatenate([[], *(run.rows for run in self._runs.values())]).astype(int)
+        n_members = np.array([len(run.rows) for run in self._runs.values()], int)
         self._first_members = np.cumsum(n_members) - n_members
         self._parent = np.append(-1, self._place[table.parent[self._rows[1:]]]).astype(np.int32)
 
@@ -559,7 +570,7 @@ class _Folded:
         for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
             for note in notes:
                 found[shown][note if note.kind not in _OF_SEVERAL else self._without_row(note, shown)] += 1
-        for shown, note in [*self._hidden_findings(view), *self._outliers(view)]:
+        for shown, note in [*self._hidden_findings(view), *self._outliers(view), *self._likenesses()]:
             found[shown] = Counter({note: int(self._stands_for[shown])}) + found[shown]
         for shown, counts in found.items():
             n = int(self._stands_for[shown])
@@ -598,6 +609,10 @@ class _Folded:
         for shown, (_, text) in far.items():
             yield shown, Note("info", text)
 
+    def _likenesses(self) -> Iterator[tuple[int, Note]]:
+        for shown, like in self._mirrors.items():
+            yield shown, like_note(self._table, int(self._rows[shown]), like)
+
     def _is_shown(self, row: int) -> bool:
         """Whether the row is shown for itself alone."""
         return self._stands_for[self._place[row]] == 1
@@ -629,7 +644,8 @@ class _Folded:
         """The label of each shown row; two of those of the rows that it stands for."""
         codes = np.arange(len(self._table)) if column.codes is None else column.codes
         labels = [str(column.levels[code]) for code in codes[self._rows].tolist()]
-        for shown, some in zip(self._several.tolist(), np.split(self._order, self._starts[1:]), strict=True):
+        parts = np.split(self._order, self._starts)[1:]
+        for shown, some in zip(self._several.tolist(), parts, strict=True):
             distinct = list(dict.fromkeys(str(column.levels[code]) for code in codes[some].tolist()))
             labels[shown] = ", ".join([*filter(None, distinct[:2]), *["…"] * (len(distinct) > 2)])
         return labels

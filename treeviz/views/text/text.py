@@ -454,6 +454,8 @@ def _drawn(
         ending = endings[shown]
         line = f"{prefix}{label}{' ' * blank}{next(middles)}{ending}"
         yield line if ending else line.rstrip()
+    if view.footer:
+        yield f"{DIM}{view.footer}{RESET}" if color else cut(view.footer, room.line, glyphs.dots)
     yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
     if series:
         yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)

@@ -64,10 +64,11 @@ export class LivePanel {
     this.pause.setAttribute("aria-pressed", "false");
     this.pin = button("pin row", "keep the row that is selected in sight, above the tree", () => this.togglePin(this.view.active));
     this.pinList = h("div", { class: "pins", role: "group", "aria-label": "Pinned rows", hidden: true });
-    this.element = h("div", { class: "tools live", role: "group", "aria-label": "The run" }, this.state, this.progress, this.text, this.notice, h("span", { class: "gap" }), this.pause, this.pin);
+    this.element = h("div", { class: "live", role: "group", "aria-label": "The run" }, this.state, this.progress, this.text, this.notice, h("span", { class: "gap" }), this.pause, this.pin);
     const { root } = this.view;
     root.classList.toggle("waiting", !this.seriesView);
-    root.querySelector(".tools")?.before(this.element);
+    // In place of the facts of the last whole tree, which it repeats.
+    root.querySelector(".headline")?.append(this.element);
     (this.seriesView?.controls.element ?? this.element).after(this.pinList);
     for (const element of [this.pause, this.pin]) element.hidden = !this.seriesView;
   }

@@ -27,7 +27,7 @@ export function charts(seriesView, row) {
   seriesView.chartStop.abort();
   seriesView.chartStop = new AbortController();
   const drawn = seriesView.all.filter((series) => hasSomething(series, row));
-  return drawn.length ? [h("div", { class: "charts" }, ...drawn.map((series) => lineChart(seriesView, series, row))), table(drawn, row)] : [];
+  return drawn.length ? [h("div", { class: "charts" }, ...seriesView.heatMap.strip(row), ...drawn.map((series) => lineChart(seriesView, series, row))), table(drawn, row)] : [];
 }
 
 /** Replace the charts in the details by new ones. @param {SeriesView} seriesView @param {number} row @param {HTMLElement} place */
@@ -56,7 +56,7 @@ function lineChart(seriesView, series, row) {
   const xOf = (bucket) => LEFT + ((bucket - from + 0.5) / (to - from)) * (WIDTH - LEFT - RIGHT);
   const yOf = scaleOf(seriesView, series, row, from, to);
   const { line, band, zero } = paths(series, row, from, to, xOf, yOf.ofPlace);
-  const bad = series.badRuns(row, from, to).flatMap(([start, end]) => crosses(xOf(start), xOf(end - 1)));
+  const bad = series.badRuns(row, from, to).flatMap(([start, end]) => hatched(xOf(start - 0.5), xOf(end - 0.5)));
   const marks = series.marks.filter((mark) => mark[0] === row && mark[1] >= from && mark[1] < to);
   const label = `${series.title} of ${seriesView.view.tree.label(row)}: ${summary(series, row)}`;
   const drawing = svg(
@@ -143,10 +143,12 @@ export function paths(series, row, from, to, xOf, yOf) {
   return { line, band, zero };
 }
 
-/** Crosses between two x coordinates, 9 units apart. */
-function crosses(from, to) {
-  const n = Math.floor((to - from) / 9) + 1;
-  return Array.from({ length: n }, (_, i) => `M${(from + 9 * i - 3).toFixed(1)} ${TOP - 3}l6 6m0 -6l-6 6`);
+/** A hatched block between two x coordinates. */
+function hatched(from, to) {
+  const [width, height] = [Math.max(to - from, 5), BOTTOM - TOP];
+  const side = Math.min(width, height);
+  const lines = Array.from({ length: (width + height - 2 * side) / 5 + 1 }, (_, i) => (width > height ? `M${from + 5 * i} ${BOTTOM}` : `M${from} ${BOTTOM - 5 * i}`));
+  return [`M${from} ${TOP}h${width}v${height}h${-width}z`, ...lines.map((start) => `${start}l${side} ${-side}`)];
 }
 
 function summary(series, row) {

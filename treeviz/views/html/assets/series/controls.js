@@ -29,9 +29,10 @@ export function controls(seriesView) {
   const legend = h("span", { class: "legend" }, low, colors, high, h("i", { class: "hatch" }), "not finite", h("i", { class: "dots" }), "zero");
   const findings = menu("Findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
   findings.classList.add("findings");
+  const scale = h("span", { class: "scale" }, choice, relative, h("label", {}, log, "log scale"));
   const element = h(
     "span", { class: "series", role: "group", "aria-label": "Over time" },
-    choice, relative, h("label", {}, log, "log scale"), findings,
+    scale, findings,
   );
   const footer = h("div", { class: "footer" }, h("span", { class: "range" }, "steps ", from, "–", to, whole), h("span", { class: "gap" }), legend);
 
@@ -67,7 +68,7 @@ export function controls(seriesView) {
     colors.ariaLabel = `colors from ${low.textContent}, dark, to ${high.textContent}, light${colorScale.isRelative && isLog ? ", relative to the median of the row" : ""}${isLog ? LOG_SCALE : ""}`;
   };
   show();
-  return { element, footer, findings, show, showColors };
+  return { element, scale, footer, findings, show, showColors };
 }
 
 /** @param {SeriesView} seriesView */

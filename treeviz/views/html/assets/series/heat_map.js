@@ -10,6 +10,7 @@ const MIN_WIDTH = 700; // of the view, for a heat map to be shown
 const ROWS = 600; // pixels that the rows need
 const MAX_ROWS = 1100; // pixels that the rows can use
 const TICK = 76;
+const STRIP = 460; // the most pixels of a strip in the details
 const LEAST_BAD = 7; // pixels of what is not finite
 
 export class HeatMap {
@@ -42,21 +43,37 @@ export class HeatMap {
 
   /** Draw the strips of all rows on the screen. */
   paint() {
-    const { view, series, scale, colors } = this.seriesView;
+    const { view, scale } = this.seriesView;
     const { first = 0, n = 0 } = view.grid;
     if (!this.width || !n) return;
-    const width = Math.round((this.width - 1) * scale);
+    this.#draw(this.canvas, view.rows.visible.subarray(first, first + n), Math.round((this.width - 1) * scale));
+    this.element.style.height = this.canvas.style.height = `${n * ROW_HEIGHT}px`;
+    this.element.style.transform = view.grid.window.style.transform;
+    this.point();
+  }
+
+  /** The strip of a row for its details, where there is no heat map. @param {number} row @returns {HTMLElement[]} */
+  strip(row) {
+    const { series, scale } = this.seriesView;
+    if (this.width || this.panel.hidden) return [];
+    const canvas = h("canvas", { "aria-hidden": "true" });
+    this.#draw(canvas, [row], Math.round(STRIP * scale));
+    const [from, to] = this.seriesView.span(series);
+    return [h("figure", { class: "over-time strip-of-row" }, canvas, h("span", {}, `step ${countText(series.first[from])}`), h("span", {}, countText(series.last[Math.min(to, series.n) - 1])))];
+  }
+
+  /** Draw the strips of rows into a canvas. @param {HTMLCanvasElement} canvas @param {ArrayLike<number>} visible @param {number} width */
+  #draw(canvas, visible, width) {
+    const { view, series, scale, colors } = this.seriesView;
+    const rows = [...visible];
+    const n = rows.length;
     const tall = ROW_HEIGHT * scale;
-    const { canvas } = this;
     // As in sparklines.js, no clearRect.
     canvas.width = width;
     canvas.height = Math.round(n * tall);
-    this.element.style.height = canvas.style.height = `${n * ROW_HEIGHT}px`;
-    this.element.style.transform = view.grid.window.style.transform;
     const ctx = canvas.getContext("2d");
     const [from, to] = this.seriesView.span(series);
     const until = Math.min(to, series.n);
-    const rows = view.rows.visible.subarray(first, first + n);
     this.#fillCells(rows, from, to, Math.min(to - from, width));
     ctx.imageSmoothingEnabled = false;
     ctx.drawImage(this.cells, 0, 0, this.cells.width, n, 0, 0, width, n * tall);
@@ -70,13 +87,12 @@ export class HeatMap {
       for (const [start, end] of series.zeroRuns(row, from, until))
         for (let x = xOf(start); x < Math.max(xOf(end), xOf(start) + 1); x += 4 * gap) ctx.fillRect(x, top + tall / 2 - 1.5 * gap, 1.5 * gap, 1.5 * gap);
       this.#markBad(ctx, row, top, tall - 2 * gap, xOf, from, until);
-      if (row === view.active) {
+      if (row === view.active && canvas === this.canvas) {
         ctx.fillStyle = colors.accent;
         ctx.fillRect(0, top + Math.round(tall) - 2 * gap, width, gap);
       }
     });
     this.#markFindings(ctx, rows, tall, xOf, from, to);
-    this.point();
   }
 
   /** Draw a pixel for each cell; where cells share a pixel, the greatest value. */

@@ -6,7 +6,7 @@ import { Series } from "./series.js";
 
 /** @typedef {import("./series_view.js").SeriesView} SeriesView */
 
-const LINE_HEIGHT = 32;
+const LINE_HEIGHT = 26;
 const MOST_LINES = 6;
 const [SPAN, ROOF, FLOOR] = [1000, 6, 92]; // of a drawing; scaleOf takes 12 to 86
 

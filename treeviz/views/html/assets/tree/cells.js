@@ -38,6 +38,12 @@ export function whatText(tree, code) {
 /** The type without the words that may go: where a function is, and what else an array is. @param {string} what */
 export const briefText = (what) => what.replace(/(?<=^[^[]*\S*]|^function .*) .*/, "");
 
+/** What follows the type of an array of one number: " 0.25"; not where the row stands for several. @param {import("./view.js").View} view @param {number} row */
+export function scalarText({ tree, rows }, row) {
+  const text = !(rows.folds?.of(row).length > 1) && tree.column("scalar")?.text(row);
+  return text ? ` ${text}` : "";
+}
+
 /** The static fields of a row. @param {Tree} tree @param {number} code of its facts @returns {string[]} */
 export const fieldTexts = (tree, code) => tree.fact(code, "static").map(pairText);
 
@@ -60,6 +66,7 @@ export function fillType(cell, view, row, notes, room) {
   const code = tree.factCodes[row];
   let [all, fields] = [whatText(tree, code), fieldTexts(tree, code)];
   const type = tree.what(code);
+  all += scalarText(view, row);
   // What differs from row to row is not said of all.
   if ((fields[0] || all !== type) && rows.folds?.of(row).some((each) => tree.factCodes[each] !== code)) [all, fields] = [type, []];
   const what = all.length > room ? briefText(all) : all;

@@ -1,10 +1,12 @@
 // @ts-check
 // The widths of the columns: names first, then types, then numbers. What does not fit is reached by scrolling sideways.
-import { besideType, briefText, fieldTexts, fitting, whatText } from "./cells.js";
+import { besideType, briefText, scalarText, whatText } from "./cells.js";
 import { foldedText } from "./folds.js";
 
 export const CH = 7.53;
 export const GAP = 12;
+/** Pixels that views have in a wide window, unless their columns need more: all views of a notebook have one width. */
+export const FRAME = 1040;
 const PADDING = 10;
 // Pixels of the arrow and the glyph of a row, of a level, of a level where there is little room, and of a label where there is none.
 export const SIGNS = 46;
@@ -20,9 +22,9 @@ const MAX_MEASURED = 1000;
 const SIZES = 18; // · 12 · 144 leaves
 const SIGN = 8; // ⚠1,234, unfold
 const BRIEF = 14; // a badge in brief: hidden array
+const BESIDE = 20; // of a type, for static fields, where there is room
 const FULL = 3; // times as long, at most
 const CUT = 9; // least of a type that is cut: float32[…
-const MOST_FIELDS = 120; // most of the fields beside a type: one that is longer would leave all rows a blank
 const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_LABEL = 32;
@@ -35,7 +37,7 @@ export class Columns {
     this.view = view;
     /** The widths that the reader has chosen, in pixels. @type {Map<any, number>} */
     this.chosen = new Map();
-    /** What a type needs, by its facts: in characters, without and with the static fields, and in brief. @type {[number, number, number][]} */
+    /** The characters of a type, whole and in brief, by its facts. @type {number[][]} */
     this.types = [];
   }
 
@@ -47,7 +49,7 @@ export class Columns {
    * @param {number} [mostWords] of a column of words that the reader has not dragged
    */
   layOut(columns, width, mostWords = Infinity) {
-    const [wide, slim, brief, what, all] = this.#measure();
+    const [wide, slim, brief, what] = this.#measure();
     const room = width - PADDING;
     const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
     const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
@@ -71,21 +73,27 @@ export class Columns {
       return widths.map((each) => (end += each + GAP));
     };
     let ends = endsOf();
+    const spare = () => Math.max(0, Math.min(room, FRAME) - ends[columns.length]);
     if (type >= 0 && !this.chosen.has(columns[type])) {
       widths[type + 1] = wanted;
       ends = endsOf();
       const cut = ends.findIndex((end) => end > room);
       const over = ends[cut] - room;
       // What stands beside a type goes before a column does. A part of a number would be read as another one: it begins where the room ends.
-      widths[type + 1] += cut < 0 ? Math.min(room - ends[columns.length], all - wanted) : over <= wanted - (cut - 1 === type && type < 3 ? CUT * CH : least) ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
+      widths[type + 1] += cut < 0 ? Math.min(spare(), BESIDE * CH) : over <= wanted - (cut - 1 === type && type < 3 ? CUT * CH : least) ? -over : isNumber(columns[cut - 1]) ? width - GAP - ends[cut - 1] : 0;
       // Nor is a type shown in part that is cut to less.
       if (cut - 1 === type && over > wanted - CUT * CH && type) widths[type] += width - GAP - ends[type];
       ends = endsOf();
     }
+    // The last words before the numbers have what is left of the frame, so that numbers end where the frame does.
+    const number = columns.findIndex(isNumber);
+    const last = number < 0 ? columns.length : number;
+    if (last && !this.chosen.has(columns[last - 1])) widths[last] += spare();
+    ends = endsOf();
     return { widths, least, ends, total: ends[columns.length] + PADDING, step, maxLevels: name >= names ? Infinity : Math.max(2, Math.floor((name - SIGNS - LABEL) / step)) };
   }
 
-  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types: in brief, with their sizes, and with all that is beside them; as long as the same rows are visible. */
+  /** Pixels that the names of the visible rows need, with wide and with slim steps, and their types, in brief and with their sizes; as long as the same rows are visible. */
   #measure() {
     const { tree, rows } = this.view;
     if (this.version === rows.version) return this.measured;
@@ -94,7 +102,7 @@ export class Columns {
     const { visible, isFlat, folds } = rows;
     const { notes } = tree.header;
     const n = Math.min(rows.count, MAX_MEASURED);
-    let [wide, slim, brief, what, all] = [0, 0, 8, 8, 8];
+    let [wide, slim, brief, what] = [0, 0, 8, 8];
     for (let i = 0; i < n; i++) {
       const row = visible[i];
       const isRun = folds?.runs.has(row);
@@ -103,19 +111,18 @@ export class Columns {
       wide = Math.max(wide, label + STEP * level);
       slim = Math.max(slim, label + SMALL_STEP * level);
       const code = factCodes[row];
-      const lengths = (this.types[code] ??= typeLengths(tree, code));
+      const lengths = (this.types[code] ??= [whatText(tree, code), briefText(whatText(tree, code))].map(({ length }) => length));
       const sizes = nChildren[row] && SIZES;
       let beside = isRun ? SIGN + (rows.outlierOf(row) ? BRIEF : 0) : 0;
       if (notes[row]) for (const note of besideType(notes[row])) {
         beside += note[5] ? SIGN : BRIEF;
         // What is wrong comes before numbers.
-        if (/error|warn|hidden/.test(note)) brief = Math.max(brief, lengths[2] + FULL * BRIEF);
+        if (/error|warn|hidden/.test(note)) brief = Math.max(brief, lengths[1] + FULL * BRIEF);
       }
-      brief = Math.max(brief, lengths[2] + beside);
-      what = Math.max(what, brief, lengths[0] + sizes);
-      all = Math.max(all, lengths[1] + sizes + FULL * beside);
+      brief = Math.max(brief, lengths[1] + beside);
+      what = Math.max(what, brief, lengths[0] + sizes + scalarText(this.view, row).length);
     }
-    return (this.measured = [wide + SIGNS + GAP, slim + SIGNS + GAP, CH * brief, CH * what, CH * all]);
+    return (this.measured = [wide + SIGNS + GAP, slim + SIGNS + GAP, CH * brief, CH * what]);
   }
 
   /** Make a column as wide as the reader has dragged it, or as what its cells show. @param {any} column @param {number} width NaN: as its cells @param {HTMLElement[]} cells */
@@ -125,13 +132,6 @@ export class Columns {
     if (wanted) this.chosen.set(column, Math.max(4 * CH, wanted));
     else this.chosen.delete(column);
   }
-}
-
-/** @param {import("./tree.js").Tree} tree @param {number} code @returns {[number, number, number]} */
-function typeLengths(tree, code) {
-  const what = whatText(tree, code);
-  const rest = fitting([...fieldTexts(tree, code), ...tree.fact(code, "inside").flat()], MOST_FIELDS).length;
-  return [what.length, what.length + rest + 2, briefText(what).length];
 }
 
 /** How many characters a column needs for its title and for the labels, or the ranges in folded rows, of what is open: no scrolling changes it. @param {any} column @param {import("./rows.js").Rows} rows */

@@ -8,7 +8,7 @@ import { wholeText } from "./numbers.js";
 import { shapeText } from "./tree.js";
 
 // Columns of labels that repeat what the pane shows anyway.
-const SAID = ["type", "kind", "shape", "dtype", "sharding"];
+const SAID = ["type", "kind", "shape", "dtype", "sharding", "insertion"];
 
 const MAX_CRUMBS = 16;
 

@@ -10,7 +10,7 @@ const LONG = 12; // characters of a key whose start is not repeated
 /** @typedef {{rows: number[], label: string, start: number, outlier?: {row: number, text: string} | null}} Run the siblings that are folded into the row of the first; `start` is the first of the run, which may stand out of it */
 
 export class Folds {
-  /** @param {Tree} tree @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan @param {Set<number>} [unfolded] the first rows of runs that are not to be folded */
+  /** @param {Tree} tree @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan @param {Set<number>} [unfolded] the first rows of runs that are not to be folded, and of the rows that are None */
   constructor(tree, wrong, nan, unfolded) {
     const { n, end } = tree;
     this.tree = tree;
@@ -20,6 +20,7 @@ export class Folds {
     this.found = {};
     /** The rows that another row stands for. */
     this.isHidden = new Uint8Array(n);
+    if (!unfolded?.has(tree.blanks[0])) for (const row of tree.blanks) this.isHidden[row] = 1;
     /** What `of` has found, by row. The root is the one child of row -1. @type {Record<number, number[]>} */
     this.rows = { [-1]: [-1] };
     const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());

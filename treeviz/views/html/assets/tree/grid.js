@@ -1,7 +1,7 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
-import { cutName, fieldTexts, fillType, GLYPHS, hasBar, shareOf, styleOf } from "./cells.js";
-import { CH, Columns, GAP, SIGNS } from "./columns.js";
+import { cutName, fieldTexts, fillType, GLYPHS, hasBar, scalarText, shareOf, styleOf } from "./cells.js";
+import { CH, Columns, FRAME, GAP, SIGNS } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
@@ -136,7 +136,7 @@ export class Grid {
     }
     const { widths, total, step } = this.layout;
     // paint sets it when it has asked where the reader is, or the browser would lay out the old rows before the new ones.
-    this.style = [`--tracks:${widths.map((width) => `${width}px`).join(" ")}`, `--total:${total}px`, `--step:${step}px`, `--most:${this.reserved ? 9999 : Math.max(1040, total) + 20}px`];
+    this.style = [`--tracks:${widths.map((width) => `${width}px`).join(" ")}`, `--total:${total}px`, `--step:${step}px`, `--most:${this.reserved ? 9999 : Math.max(FRAME, total) + 20}px`];
     // Keep the elements of the rows: replacing one between mouse down and mouse up would lose the click.
     if (before.length === this.columns.length && !before.some((column, i) => column !== this.columns[i])) return;
     this.drawn = {};
@@ -316,7 +316,7 @@ export class Grid {
       "aria-posinset": rows.placeAmong[row],
       "aria-selected": selected.has(row),
       "aria-expanded": open,
-      "aria-label": [name, tree.what(tree.factCodes[row]), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
+      "aria-label": [name, tree.what(tree.factCodes[row]) + scalarText(this.view, row), ...notes.map((note) => note[0]), open === false && this.view.inside?.(row),
         ...this.columns.map(({ title }, i) => texts[i] && `${title} ${texts[i]}`)].filter(Boolean).join(", "),
     };
     const shown = attributes["aria-label"] + maxLevels + this.style + this.edition;

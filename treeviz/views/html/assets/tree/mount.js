@@ -77,13 +77,14 @@ export function show(host, tree, signal, prepare = () => {}) {
   const facts = tree.header.headline.filter((text) => !/^(error|warning): /.test(text));
   view.banner = h("div", { class: "banner", role: "status" });
   if (facts.length < tree.header.headline.length) fillBanner(view, tree.header.headline.find((text) => !facts.includes(text)));
-  const { element, search } = toolbar(view);
+  const { element, search, blanks } = toolbar(view);
   view.searchBox = search;
   root.append(
-    h("div", { class: "headline", ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...facts.map((text) => h("span", { class: text.startsWith("all finite") ? "fine" : /NaN$/.test(text) ? "bad" : "" }, text))),
+    h("div", { class: "headline", title: facts.join(" · "), ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...facts.map((text) => h("span", { class: text.startsWith("all finite") ? "fine" : /NaN$/.test(text) ? "bad" : "" }, text))),
     view.banner,
     element,
     h("div", { class: "body" }, view.grid.element, view.detailPlace),
+    blanks,
   );
   for (const { start } of additions) start(view);
   listenToMouse(view);
@@ -106,7 +107,7 @@ export function show(host, tree, signal, prepare = () => {}) {
 export function fillBanner(view, text, ...links) {
   const [, severity, first, rest] = /** @type {string[]} */ (text.match(/^(\w+): (.*?[.!?]|.*)(?:\s+(.*))?$/s));
   view.banner.dataset.severity = severity;
-  view.banner.replaceChildren(h("i", { "aria-hidden": "true" }, severity === "error" ? "✕" : "⚠"), h("p", {}, h("b", {}, first), rest ? ` ${rest}` : ""), ...links);
+  view.banner.replaceChildren(h("i", { "aria-hidden": "true" }, severity === "error" ? "✕" : "⚠"), h("p", {}, h("b", {}, first), rest ? h("span", {}, ` ${rest}`) : ""), ...links);
 }
 
 /** @param {View} view */

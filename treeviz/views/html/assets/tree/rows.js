@@ -37,6 +37,8 @@ export class Rows {
     this.folds = null;
     this.isFolding = true;
     this.hasRuns = false;
+    /** Whether dicts are sorted as they were written. */
+    this.isInserted = false;
     /** The first rows of runs that a reader has unfolded. @type {Set<number>} */
     this.unfolded = new Set();
     /** The rows that stand out of runs: with a finding or an error, worst first; with NaN. @type {[number[], number[]]} */
@@ -68,7 +70,7 @@ export class Rows {
 
   /** Fold the runs anew. In a list that is sorted or searched each member has a place of its own. */
   fold() {
-    const folds = this.isFolding && !this.order && !this.filtered && !this.isFlat;
+    const folds = this.isFolding && (!this.order || this.isInserted) && !this.filtered && !this.isFlat;
     if (folds && !this.folds) {
       this.folds = new Folds(this.tree, ...this.outliers, this.unfolded);
       this.hasRuns ||= this.folds.runs.size > 0;
@@ -76,11 +78,18 @@ export class Rows {
     if (!folds) this.folds = null;
   }
 
+  /** Whether a line counts the rows that are None. */
+  get hidesBlanks() {
+    const [first] = this.tree.blanks;
+    return !!this.folds?.isHidden[first];
+  }
+
   /** Show the members of the run that a row is in, or in which it is hidden: the outermost one. @param {number} row */
   unfold(row) {
     let member = row;
     for (let above = row; above > 0; above = this.tree.parent[above]) if (this.folds?.isHidden[above]) member = above;
     for (const { rows, start } of this.folds?.runs.values() ?? []) if (rows.includes(member)) this.unfolded.add(start);
+    if (this.tree.blanks.includes(member)) this.unfolded.add(this.tree.blanks[0]);
     this.folds = null;
     this.fold();
   }
@@ -113,7 +122,7 @@ export class Rows {
       for (let child = node + 1; child < end[node]; child = end[child]) {
         if (this.folds?.isHidden[child]) continue;
         nVisible++;
-        if (end[child] > child + 1) closed.push(child);
+        if (end[child] > child + 1 && !this.tree.mirrors.includes(child)) closed.push(child);
       }
     }
   }

@@ -3,6 +3,7 @@
 import { copyChoices, copyMenu } from "./copying.js";
 import { h, menu } from "./dom.js";
 import { exportChoices } from "./exporting.js";
+import { wholeText } from "./numbers.js";
 
 const HELP = [
   "attn  bf16 — in path, type, dtype, shape or value",
@@ -13,7 +14,7 @@ const HELP = [
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];
 
-/** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement}} */
+/** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement, blanks: HTMLElement}} the line, the box in it, and the line below the rows */
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
@@ -34,8 +35,11 @@ export function toolbar(view) {
     h("label", {}, filter, "only matches"),
   );
 
+  // JAX sorts the keys of dicts.
+  const inserted = tree.column("insertion");
   const depths = Math.min(tree.maxDepth, 9);
   const title = (text) => h("div", { class: "title" }, text);
+  const check = (text, checked, set, help = undefined) => h("label", { title: help }, h("input", { type: "checkbox", checked, change: ({ target }) => set(target.checked) }), text);
   // A click ends in the tree, where the reader looks next.
   const act = (text, label, click) => h("button", { class: "link", title: label, "aria-label": label, click: () => (closeAll(), click()) }, text);
   const viewChoices = () => {
@@ -50,12 +54,11 @@ export function toolbar(view) {
       depth,
       act("Expand all", "Expand all", () => view.openTo(tree.maxDepth)),
       act("Collapse all", "Collapse all", () => view.openTo(0)),
+      ...(rows.isFolding && tree.blanks.length ? [check("None fields", !rows.hidesBlanks, (shown) => view.showBlanks(shown))] : []),
+      ...(inserted ? [check("Insertion order", view.sorting.column === inserted, (on) => (view.sort(on ? inserted : null, false), view.grid.paintHead(), view.update(view.active)))] : []),
       title("Columns"),
-      ...[...view.columns, ...view.panels].map((column) => {
-        const box = h("input", { type: "checkbox", change: () => ((column.hidden = !box.checked), view.grid.resize()) });
-        box.checked = !(column.hidden ?? !view.grid.columns.includes(column));
-        return h("label", { title: column.help || undefined }, box, column.title);
-      }),
+      ...[...view.columns, ...view.panels].map((column) =>
+        check(column.title, !(column.hidden ?? !view.grid.columns.includes(column)), (shown) => ((column.hidden = !shown), view.grid.resize()), column.help || undefined)),
     ];
   };
   const exports = () => exportChoices(view, act);
@@ -85,11 +88,13 @@ export function toolbar(view) {
     menu("Export", "Save what is shown", exports),
     // On a phone one menu has all.
     menu("⋯", "More", () => [
+      ...(view.seriesView ? [view.seriesView.controls.scale] : []),
       act(rows.isFlat ? "Tree" : "Flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat)),
       ...viewChoices(), title("Copy"), ...copyChoices(view, closeAll), title("Export"), ...exports(),
     ]),
   ];
   menus[3].classList.add("all");
+  menus[3].addEventListener("toggle", () => menus[3].open || view.seriesView?.controls.element.prepend(view.seriesView.controls.scale));
   const closeAll = () => menus.forEach((each) => (each.open = false));
   const element = h(
     "div",
@@ -102,7 +107,10 @@ export function toolbar(view) {
     h("span", { class: "shape" }, fold, flat),
     h("span", { class: "last" }, view.grid.more, ...menus),
   );
-  view.on("change", showSearch);
+  const blanks = h("button", { class: "link blanks", title: "show them", click: () => view.showBlanks(true) }, `${wholeText(tree.blanks.length)} fields are None`);
+  const showBlanks = () => (blanks.hidden = !rows.hidesBlanks);
+  view.on("change", () => (showSearch(), showBlanks()));
   showSearch();
-  return { element, search };
+  showBlanks();
+  return { element, search, blanks };
 }

@@ -97,6 +97,10 @@ export class Tree {
     // Of each row whether its next sibling is alike, if there are such.
     [this.depth, this.keyCodes, this.factCodes, this.isLikeNext = new Uint8Array(this.depth.length)] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
+    /** The rows that are None, which a line below the rows counts, and those that show the same as a sibling. @type {ArrayLike<number>} */
+    this.blanks = buffers[header.blanks] ?? [];
+    /** @type {number[]} */
+    this.mirrors = header.mirrors ?? [];
     this.keys = header.keys;
     this.facts = header.facts;
     for (const field in this.facts) this.facts[field][1] = buffers[this.facts[field][1]];

@@ -30,7 +30,7 @@ export class View extends EventTarget {
     this.keyColumn = { name: "key", title: "name", format: "key" };
     const typeColumn = { name: "type", title: "type", format: "type" };
     /** @type {any[]} */
-    this.columns = [typeColumn, ...tree.columns.filter((column) => column.name !== "type")];
+    this.columns = [typeColumn, ...tree.columns.filter(({ name }) => !/^(type|scalar|insertion)$/.test(name))];
     for (const column of tree.columns) if (!column.shown) column.hidden = true;
     /** @type {{column: any, descending: boolean}} */
     this.sorting = { column: null, descending: false };
@@ -154,6 +154,7 @@ export class View extends EventTarget {
   /** Sort siblings by a column; null: as in the tree. @param {any} column @param {boolean} descending */
   sort(column, descending) {
     this.sorting = { column, descending };
+    this.rows.isInserted = column?.name === "insertion";
     this.rows.sort(column && sortRanks(this.tree, column), descending);
   }
 
@@ -166,6 +167,16 @@ export class View extends EventTarget {
     rows.fold();
     // The active row may be folded now.
     if (rows.folds) this.active = rows.folds.standsFor(this.active);
+    this.update(this.active);
+  }
+
+  /** Show the rows that are None, or count them below the tree. @param {boolean} shown */
+  showBlanks(shown) {
+    const { rows, tree } = this;
+    rows.unfolded[shown ? "add" : "delete"](tree.blanks[0]);
+    rows.folds = null;
+    rows.fold();
+    if (rows.folds?.isHidden[this.active]) this.active = tree.parent[this.active];
     this.update(this.active);
   }
 
