@@ -462,7 +462,7 @@ def labeled_rows(view: View) -> list[int]:
 
 
 def like_note(table: TreeTable, row: int, like: int) -> Note:
-    """What stands beside a mirror in place of its rows: "like mu" of a sibling, else "like .params"."""
+    """The note of a mirror, in place of its rows: "like mu" of a sibling, else "like .params"."""
     is_sibling = table.parent[row] == table.parent[like]
     return Note("info", f"like {table.key(like).label.removeprefix('.') if is_sibling else path_text(table, like)}")
 
