@@ -211,7 +211,7 @@ def test_locate_nan_names_the_step_the_leaves_and_the_operation_line_and_cell(tm
     losses = dict(re.findall(r"step +(\d+) +loss (\S+)", trained))
     assert 0 < float(losses["40"]) < 1 < float(losses["0"])  # it trains, and nobody who prints the loss sees the step
     assert losses["41"] == losses["50"] == "nan"
-    assert view.startswith("transformer · 15 leaves · 60 steps · step 59 · 1 finding")
+    assert view.startswith("transformer · 15 leaves · 60 steps · step 59 · loss NaN · 1 finding")
     assert "not finite since step 40" in view
     # Behind it in the model are only the last norm and the head, which are whole at that step.
     down = r"grads\['blocks'\]\[1\]\['mlp'\]\['down'\]"

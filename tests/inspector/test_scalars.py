@@ -91,8 +91,8 @@ def test_scalars_that_cannot_be_read_are_counted_and_the_others_are_there():
     ("given", "error", "message"),
     [
         ({"loss": np.ones((2, 2))}, ValueError, r"loss is an array of \(2, 2\)"),
-        ({"loss": "low"}, TypeError, "loss is a str of <U3, no real number"),
-        ({"loss": jnp.complex64(1j)}, TypeError, "of complex64, no real number"),
+        ({"loss": "low"}, TypeError, "loss is a str of <U3, not a real number"),
+        ({"loss": jnp.complex64(1j)}, TypeError, "of complex64, not a real number"),
         ({"loss": 1.0, "batch": np.ones(3)}, TypeError, "batch is float64"),
         ({f"loss {i}": 1.0 for i in range(65)}, ValueError, "more than 64 names"),
     ],
