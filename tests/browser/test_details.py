@@ -209,7 +209,7 @@ def test_an_array_that_was_freed_is_said_to_be(explore):
     kernel = explore(held)
     held.clear()
     gc.collect()
-    assert "has been freed" in looked_at(kernel, "w").inner_text()
+    assert "was freed" in looked_at(kernel, "w").inner_text()
 
 
 def test_a_donated_array_is_said_to_be_deleted_and_so_are_its_slices(explore):
