@@ -203,7 +203,7 @@ def test_nothing_stays_alive_and_paths_are_known_to_the_end():
             tree_util.DictKey("keyed"),
         ):
             assert weak.path(row) == path
-    with pytest.raises(ReferenceError, match=r"explore: the array at tree.* has been freed"):
+    with pytest.raises(ReferenceError, match=r"explore: the array at tree.* was freed"):
         weak.nodes([2])
     with pytest.raises(ReferenceError):
         weak.nodes([0])
@@ -239,7 +239,7 @@ def test_a_node_of_a_class_that_cannot_be_made_again_is_freed():
     assert weak.nodes([1]) == [node]
     del node
     gc.collect()
-    with pytest.raises(ReferenceError, match="has been freed"):
+    with pytest.raises(ReferenceError, match="was freed"):
         weak.nodes([1])
 
 

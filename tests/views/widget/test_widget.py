@@ -424,7 +424,7 @@ def test_arrays_that_were_deleted_or_donated_and_trees_that_were_changed_are_ans
         try:
             widget.selected
         except ReferenceError as error:
-            assert "has been freed" in str(error)
+            assert "was freed" in str(error)
 
 
 # Threads
