@@ -127,7 +127,7 @@ def with_numbers(tree):
 
 def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:
     """A `shard_map` over two devices, or over the only one, without checks of what all devices have in common."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), (axis,))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: min(2, jax.device_count())]), (axis,))
     if hasattr(jax, "shard_map"):
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     from jax.experimental.shard_map import shard_map  # jax before 0.7

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import watched
-from watched import watch
+from jax.sharding import PartitionSpec as P
+from watched import on_devices, watch
 
-from treeviz.steps.measure import Joined
+from treeviz.steps.measure import Joined, numbers_of
 from treeviz.steps.recording.decode import Arrived
 from treeviz.steps.recording.recorder import Recorder
 
@@ -47,3 +48,15 @@ def test_a_measurement_in_one_array_has_the_numbers_of_one_in_several(monkeypatc
     assert history.sources.keys() == of_one.sources.keys() > {"grads", "params", "updates"}, "and a loss that is NaN"
     for source in history.sources:
         np.testing.assert_equal(of_one.last(source), history.last(source))
+
+
+def test_a_shard_map_of_the_only_device_is_measured(monkeypatch):
+    """As a step for many devices runs on a laptop."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    params = {"w": jnp.ones(3), "b": jnp.float32(2)}
+    measured = []
+    for step in (update, on_devices(update, "devices", (P(), P("devices")), P())):
+        recorder = watched.Recorder()
+        watch(jax.jit(step), recorder)(params, jnp.arange(3.0))
+        measured.append(numbers_of(recorder.measurements[0])["grads"])
+    np.testing.assert_equal(*({name: numbers.reshape(2) for name, numbers in grads.items()} for grads in measured))

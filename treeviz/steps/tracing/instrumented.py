@@ -344,8 +344,9 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     )
     scaled = functools.partial(scaled_rows, statistics=statistics)
     is_partial = reduces_partially(statistics)
-    deferred = _reduce_deferred if is_partial and jax.device_count() == 1 else None
-    deferred_per_device = _reduce_deferred_per_device if jax.process_count() == 1 else None
+    is_alone = jax.device_count() == 1  # a `shard_map` may be of it alone
+    deferred = _reduce_deferred if is_partial and is_alone else None
+    deferred_per_device = _reduce_deferred_per_device if jax.process_count() == 1 and not is_alone else None
     reducers = Reducers(reduce, deferred, Reducers(_reduce_per_device, deferred_per_device) if is_partial else None)
     left_out: set[str] = set()
     beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}

@@ -113,8 +113,8 @@ export class Grid {
     const fit = (mostWords) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
-      // What was asked for, or is urgent, stands before the type: two columns of words or curves, curves first, and those
-      // like the second, cut as far as it takes, and more, and numbers, where the type fits, too.
+      // What is urgent stands before the type: two columns of words or curves, curves first, and those like the second, cut
+      // as far as it takes; and after it the numbers that were asked for, where it fits, too.
       const { widths, least } = this.layout;
       const room = this.width - widths[0];
       const width = (column) => widths[this.columns.indexOf(column) + 1];
@@ -127,7 +127,8 @@ export class Grid {
       fit(mostWords);
       let left = this.width - this.layout.widths[0];
       const before = asked.filter((column) => (left -= this.layout.widths[this.columns.indexOf(column) + 1] + GAP) > (first.includes(column) ? 0 : least + 2 * GAP));
-      this.columns.sort((a, b) => +before.includes(b) - +before.includes(a));
+      const place = (column) => (first.includes(column) ? 0 : column.format === "type" ? 1 : before.includes(column) ? 2 : 3);
+      this.columns.sort((a, b) => place(a) - place(b));
       fit(mostWords);
     }
     if (this.nPrinted) {
