@@ -142,7 +142,12 @@ def diff(
 
     Children are aligned by key, list elements by index. A node of another type is one difference; but a list and a
     tuple, two kinds of dict, and two classes of one name are also compared inside. Equal rows are counted and left out.
-    The differences hold texts and numbers, not arrays.
+    Siblings that differ in the same way, such as layers, collapse into one row; one that differs in another way keeps
+    its own. The differences hold texts and numbers, not arrays.
+
+    A row has one difference of each kind: an array of another dtype with other values has two. A subtree that only one
+    tree has is one difference. The column *differ* counts elements: those outside the tolerance, and NaN that only one
+    tree has, in arrays of the same shape. NaN is the greatest difference, and a weak type the least.
 
     Without values, takes as long as walks of both trees. With values, arrays in host memory are read in place, in
     chunks; arrays on an accelerator are reduced there by one program per pair of shapes and dtypes, and some of these

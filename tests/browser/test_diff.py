@@ -103,3 +103,22 @@ def test_the_details_of_many_differences_say_what_the_notes_say(open_page):
         (note,) = view.table.notes[at]
         for text in (note.text, *(text for pair in note.details for text in pair)):
             assert text in shown
+
+
+def test_layers_that_differ_alike_are_one_row_as_in_the_text_and_nan_is_the_greatest_difference(open_page):
+    left = [{"w": np.zeros((4, 4), np.float32)} for _ in range(12)]
+    right = [{"w": np.full((4, 4), 1 + i, np.float32)} for i in range(12)]
+    right[3]["w"] = np.full((4, 4), np.nan, np.float32)
+    right[7]["w"] = np.full((4, 4), np.inf, np.float32)
+    del right[5]["w"]
+    view = tv.diff(left, right)
+    page = opened(open_page(view.html(), width=1200, height=900))
+    names = [line.lstrip("├└─│ ").split("  ")[0] for line in view.text().splitlines()[2:]]
+    assert labels(page) == names == ["tree", "[0…11] ×10", "w", "[3]", "w", "[5]", "w"]
+    cells = [row(page, name).locator(".cell").all_inner_texts()[-4:] for name in ("tree", "[0…11] ×10")]
+    assert cells == [["", "", "NaN/Inf", "176"], ["", "", "1–inf", "160"]]
+    assert row(page, "w").first.locator(".cell").all_inner_texts()[2:4] == ["0", "1, 2, …"]
+    page.get_by_role("button", name="max |Δ|").click()
+    assert [name for name in labels(page)[1:] if name != "w"][:4] == ["[3]", "[7]", "[11]", "[10]"]
+    page.get_by_role("button", name="max |Δ|").click()
+    assert [name for name in labels(page)[1:] if name != "w"][-3:] == ["[7]", "[3]", "[5]"]

@@ -87,7 +87,9 @@ def parts(chromium):
     """The front end's own functions, on a page where nothing is shown."""
     context = new_context(chromium)
     page = context.new_page()
-    page.set_content(f"<div id=host></div><script type=module>{module_text()}\nwindow.parts = {{{PARTS}}};</script>")
+    page.set_content(
+        f"<div id=host></div><script type=module>{module_text('diff')}\nwindow.parts = {{{PARTS}}};</script>"
+    )
     page.wait_for_function("() => window.parts")
     page.evaluate(
         """() => { window.load = async (text) =>
@@ -99,7 +101,7 @@ def parts(chromium):
 
 @pytest.mark.parametrize("case", FOLDS, ids=[case["what"] for case in FOLDS])
 def test_runs_of_alike_siblings_are_those_of_the_rule(parts, case):
-    table = treeviz.walk(case["tree"])
+    table = treeviz.diff(case["tree"], case["other"]).table if "other" in case else treeviz.walk(case["tree"])
     found = parts.evaluate(
         """async ([text, wrong, nan]) => {
             await load(text);

@@ -81,7 +81,7 @@ def test_what_differs_is_listed_by_a_column_by_a_query_and_the_first_of_it(saved
     changes = {"own": np.array([0, np.nan, 0]), "b.bias": np.full(3, 9.0), "c.bias": np.array([np.nan, 5.0])}
     assert main(["diff", before, saved("nan.npz", changes), "--sort", "delta"]) == DIFFERENT  # a NaN is the greatest
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert rows == [["5", "tree['c']['bias']"], ["NaN", "tree['own']"], ["8", "tree['b']['bias']"]]
+    assert rows == [["NaN/Inf", "tree['c']['bias']"], ["NaN/Inf", "tree['own']"], ["8", "tree['b']['bias']"]]
     assert listed("--top", "1") == [b]
     assert listed("--find", "own") == ["tree['own'] the same"]
     assert main(["diff", before, before, "--top", "3"]) == 0

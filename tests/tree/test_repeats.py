@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sample_nodes import WithAux
 from sample_trees import SAMPLES
 
+from treeviz import diff
 from treeviz.tree.facts import Note
 from treeviz.tree.repeats import LEAST, fold, merged_facts
 from treeviz.tree.walk import walk
@@ -24,7 +25,8 @@ trees = st.lists(st.one_of(inner, st.lists(inner, max_size=6)), max_size=8)
 
 @pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
 def test_runs_are_those_of_the_rule(case):
-    found = fold(walk(case["tree"]), case.get("wrong", ()), case.get("nan", ()))
+    table = diff(case["tree"], case["other"]).table if "other" in case else walk(case["tree"])
+    found = fold(table, case.get("wrong", ()), case.get("nan", ()))
     assert [{"label": run.label, "rows": run.rows.tolist()} for _, run in sorted(found.runs.items())] == case["folded"]
     assert found.rows.tolist() == case["shown"]
     assert found.n_blank == case.get("n_blank", 0)

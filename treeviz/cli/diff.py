@@ -85,19 +85,13 @@ def _two(options: argparse.Namespace) -> int:
         has_none = options.values and options.sort in _ABOUT_VALUES and options.sort not in differing.table.columns
         sort = None if has_none else options.sort
         rows = [row for row in differing.find("is:differs") if options.sort is None or row.is_leaf]
-        is_by_distance = sort in ("delta", "relative")
-        deliver_list(differing, options, rows, sort, _difference, lambda row: is_by_distance and _has_nan(row))
+        deliver_list(differing, options, rows, sort, _difference)
     else:
         deliver(differing, options, lambda: printed(differing, options), summary=summary)
     unread = [f"{path}: {why}" for path, why in differing.not_compared.items() if why.startswith(RAISED)]
     if unread:
         print_error(f"treeviz: not compared: {one_line('; '.join(unread))}")
     return DIFFERENT if differing.differences else TROUBLE if unread else SAME
-
-
-def _has_nan(row: Row) -> bool:
-    """Whether only one side has NaN somewhere: the greatest difference that there is."""
-    return any(note.kind == "differs" and note.sign == "NaN" for note in row.notes)
 
 
 def _difference(row: Row) -> str:

@@ -26,6 +26,7 @@ from treeviz.cli.source import add_source, load, name_of, stacks_of
 
 if TYPE_CHECKING:
     from treeviz.inspector.inspector import GradientInspector
+    from treeviz.tree.facts import Column
     from treeviz.tree.table import Row
     from treeviz.views.tree_view import TreeView
 
@@ -163,7 +164,6 @@ def deliver_list(
     rows: list[Row],
     sort: str | None,
     describe: Callable[[Row], str],
-    is_first: Callable[[Row], bool] = lambda _: False,
 ) -> int:
     """Deliver a view; as text, one line per matching row, with its numbers. Returns the number of these rows.
 
@@ -173,10 +173,9 @@ def deliver_list(
       rows: The rows to list if there is no query.
       sort: The column to sort by, the largest value first.
       describe: Returns the description of a row.
-      is_first: Whether a row comes before all others when they are sorted, also without a number.
     """
     from treeviz.tree.query.find import compared_columns, nearest, needs_values, unread
-    from treeviz.views.text.cells import WRITE
+    from treeviz.views.text.cells import BAD, WRITE
 
     columns = [] if options.find is None else compared_columns(view.table, options.find)
     rows = rows if options.find is None else view.find(options.find)
@@ -189,11 +188,13 @@ def deliver_list(
             raise ValueError(f"--sort {sort}: choose a column of numbers, not of text")
         columns = [column, *(other for other in columns if other is not column)]
         values = view.table.rolled(column)
-        known = [row for row in rows if is_first(row) or not math.isnan(values[row.number])]
-        rows = sorted(known, key=lambda row: -math.inf if is_first(row) else -values[row.number])
-    shown = [(WRITE[column.format], view.table.rolled(column)) for column in columns]
+        known = [row for row in rows if _is_bad(column, row) or not math.isnan(values[row.number])]
+        rows = sorted(known, key=lambda row: (0, 0) if _is_bad(column, row) else (1, -values[row.number]))
+    shown = [(column, WRITE[column.format], view.table.rolled(column)) for column in columns]
     lines = [
-        "".join(f"{text(values[row.number].item()):>9}  " for text, values in shown)
+        "".join(
+            f"{BAD if _is_bad(each, row) else text(values[row.number].item()):>9}  " for each, text, values in shown
+        )
         + f"{row.expression}  {describe(row)}"
         for row in rows[: options.top]
     ]
@@ -207,6 +208,11 @@ def deliver_list(
         print_error(f"{n_matches:,} of {len(view.table):,} rows match{unread_text}{hint}")
     deliver(view, options, lambda: lines, lambda: markdown_list(view.title, lines))
     return len(rows)
+
+
+def _is_bad(column: Column, row: Row) -> bool:
+    """Whether the value is NaN or infinite, and so the greatest."""
+    return column.bad is not None and bool(column.bad[row.number])
 
 
 def _type_text(row: Row) -> str:

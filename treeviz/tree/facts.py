@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class Facts(NamedTuple):
     aval: str = ""  # a tracer's type as JAX writes it, if that adds something: "float32[8@x,4]{V:y}"
     inside: tuple[tuple[str, str], ...] = ()  # names and values in an opaque leaf, which JAX does not see
     is_as_all: bool = False  # all arrays of the tree have this kind, which the headline shows
+    differs: tuple[Any, ...] = ()  # how it differs from other trees; not empty if only what is below does
 
 
 def is_refused(facts: Facts) -> bool:

@@ -8,7 +8,8 @@ The rule for every view, with examples in `tests/fold_cases.json`:
   (`fact_codes`: type, shape, dtype, sharding …), and below the first row the same key (`key_codes`). Numbers in static
   fields and in the texts of nodes and variables may differ, such as the number of a layer (`similar_facts`). Columns,
   notes and series do not matter.
-- A *run* is a sequence of siblings, each similar to the one before it.
+- A *run* is a sequence of siblings, each similar to the one before it. In a diff, similar siblings are also the same in
+  the same rows, and those of a sequence that differ in the same way from the other tree are a run (`Facts.differs`).
 - A member of a run *stands out* if its subtree has a wrong row (one with a finding or an error), or one with NaN unless
   every member has a wrong row or NaN. At most `MOST_OUT` members stand out: the first in the order of the wrong rows,
   worst first, then of the rows with NaN. They keep rows of their own.
@@ -180,9 +181,9 @@ def similar_facts(facts: Sequence[Facts]) -> np.ndarray:
     known: dict[Facts, int] = {}
     codes = np.arange(len(facts))
     for code, own in enumerate(facts):
-        if own.static or (own.text and own.kind in _NAMED):
+        if own.static or own.differs or (own.text and own.kind in _NAMED):
             texts = [_FACT_NUMBER.sub("0", text) for text in _texts(own)]
-            codes[code] = known.setdefault(_with_texts(own, texts), code)
+            codes[code] = known.setdefault(_with_texts(own, texts)._replace(differs=own.differs and ("",)), code)
     return codes
 
 
@@ -234,13 +235,13 @@ def _folded_members(
     for rows in runs:
         start, stop = rows[0], table.end[rows[-1]]
         if n_before[stop] > n_before[start]:
-            rows = np.delete(rows, _standing_out(ranks[start:stop], len(rows), len(wrong), len(ranked)))
+            best = ranks[rows[:, None] + np.arange(table.end[start] - start)].min(axis=1)
+            rows = np.delete(rows, _standing_out(best, len(wrong), len(ranked)))
         yield rows
 
 
-def _standing_out(ranks: np.ndarray, n_members: int, n_wrong: int, n_all: int) -> np.ndarray:
-    """int[k]: the members of a run that stand out. Ranks below `n_wrong` are wrong rows, others below `n_all` NaN."""
-    best = ranks.reshape(n_members, -1).min(axis=1)
+def _standing_out(best: np.ndarray, n_wrong: int, n_all: int) -> np.ndarray:
+    """int[k]: the members of a run that stand out, by the best rank in each: below `n_wrong` it is wrong, else NaN."""
     worst_first = np.argsort(best, kind="stable")[:MOST_OUT]
     return worst_first[best[worst_first] < (n_wrong if best.max() < n_all else n_all)]
 
@@ -253,8 +254,21 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     starts = np.flatnonzero(np.append(-1, following[:-1]) != similar)
     stops = np.append(starts[1:], len(similar))
     is_long = stops - starts + 1 >= LEAST
+    differs, codes = differing(table.facts), table.fact_codes
     for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
-        yield np.append(similar[start:stop], following[stop - 1])
+        rows = np.append(similar[start:stop], following[stop - 1])
+        if not differs.any():
+            yield rows
+            continue
+        ways = differs[codes[rows[0] : table.end[rows[-1]]]].reshape(len(rows), -1)
+        group = np.unique(ways, axis=0, return_inverse=True)[1].ravel()
+        yield from (rows[group == each] for each in np.flatnonzero(np.bincount(group) >= LEAST))
+
+
+def differing(facts: Sequence[Facts]) -> np.ndarray:
+    """int[n_facts]: equal for facts that differ in the same way from other trees; 0 for those that are the same."""
+    known = {(): 0}
+    return np.array([known.setdefault(each.differs, len(known)) for each in facts])
 
 
 def similar_to_next(table: TreeTable) -> np.ndarray:

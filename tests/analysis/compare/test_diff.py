@@ -285,6 +285,9 @@ def test_a_weak_type_is_named_after_all_else_that_differs_in_a_row():
     view = tv.diff({"a": left}, {"a": jnp.asarray(right)})
     assert [note.sign for note in view.find("a")[0].notes] == ["NaN", "weak type"]
     assert view.table.headline[0] == "2 differences: 1 NaN, 1 weak type"
+    view = tv.diff({"a": left, "b": np.zeros(2)}, {"a": jnp.asarray(right), "b": np.array([0, np.inf])})
+    assert view.table.headline[0] == "3 differences: 1 NaN, 1 value, 1 weak type"
+    assert [line.split()[-2:] for line in view.text().splitlines()[2:3]] == [["NaN/Inf", "2"]]
 
 
 def test_a_difference_that_is_written_late_is_as_any_other(monkeypatch):
@@ -960,7 +963,7 @@ def test_at_eighty_columns_values_are_whole_and_a_place_is_told_once_at_most():
     left = {f"block_{i}": {"attention": {"kernel": np.full((8, 8), 0.0625 * (i + 3))}} for i in range(7)}
     right = jax.tree.map(lambda x: -1.125 * x, left)
     right["block_3"]["attention"]["bias"] = np.ones(3)
-    shown = tv.diff(left, right).text(width=80)
+    shown = tv.diff(left, right).text(width=80, fold=False)
     for number in (0.0625 * (i + 3) for i in range(3)):
         assert shown.count(f"value: {number:.4g} → {-1.125 * number:.4g}") == 1
     assert shown.count("at [") <= 7 and "of 64 differ" not in shown
@@ -972,3 +975,30 @@ def test_a_row_that_stands_for_several_names_the_value_of_none():
     shown = tv.diff(left, jax.tree.map(lambda x: x + 1, left)).text(width=100)
     lines = [line for line in shown.splitlines() if "×" not in line and "value: differs" in line]
     assert len(lines) == 1 and "─ w" in lines[0] and "(1 of " not in shown
+
+
+def test_of_twenty_layers_the_one_without_an_array_stands_out_and_all_say_how_many_elements_differ():
+    left = {"head": np.zeros(9), "layers": [{"b": np.zeros(4), "w": np.zeros((4, 4))} for _ in range(20)]}
+    right = {"head": np.ones(9), "layers": [{"b": np.zeros(4), "w": np.ones((4, 4))} for _ in range(20)]}
+    del right["layers"][7]["w"]
+    view = tv.diff(left, right)
+    assert (
+        view.text()
+        == """\
+tree · 21 differences: 1 missing, 20 value · 20 leaves are the same
+                                      max |Δ|  differ
+tree              dict                      1     313
+├─ head           float64[9] numpy          1       9  value: 0 → 1 (at [0])
+└─ layers         list                      1     304
+   ├─ [0…19] ×19  dict · 160 B each         1     304
+   │  ├─ b        the same
+   │  └─ w        float64[4,4] numpy        1      16  value: 0 → 1 (at [0, 0])
+   └─ [7]         dict
+      ├─ b        the same
+      └─ w        float64[4,4] numpy                   only in the first"""
+    )
+    assert view.text(fold=False).splitlines()[2].split()[-1] == "313"
+    as_json = json.loads(view.json())
+    assert as_json["rows"][0]["values"]["differ"] == 313 and len(as_json["differences"]) == len(view.differences) == 21
+    with pytest.raises(AssertionError, match="the trees are not the same: 21 differences"):
+        tv.assert_same(left, right)

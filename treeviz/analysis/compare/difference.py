@@ -15,7 +15,8 @@ Kind = Literal[
     "argument", "setting",
 ]  # fmt: skip
 
-MEANINGS: dict[str, str] = {
+MEANINGS: dict[str, str] = {  # the greatest first
+    "NaN": "NaN in different places",
     "error": "JAX cannot flatten the node, or a comparison raised",
     "type": "nodes of different types",
     "none": "None, which has no leaves, versus a value",
@@ -30,14 +31,13 @@ MEANINGS: dict[str, str] = {
     "dtype": "different dtypes",
     "sharding": "on different devices, or sharded differently",
     "deleted": "one of them is deleted or donated",
-    "NaN": "NaN in different places",
     "value": "different values",
     "spec": "not a valid spec",
     "axis": "a spec for an axis that does not exist",
     "size": "axes with incompatible sizes",
     "argument": "an argument passed by position and by keyword",
     "setting": "an option or a context of JAX",
-    "weak type": "one of them is weakly typed",  # the least
+    "weak type": "one of them is weakly typed",
 }
 
 OF_TRANSPOSE = "the values of the transpose: jnp.transpose(x)"  # how a hint of values ends

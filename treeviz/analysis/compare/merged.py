@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from treeviz.analysis.compare.values import Gaps, gap_details, pieces_of_both
 from treeviz.analysis.facts import fact_columns, size_columns
 from treeviz.tree.facts import Column, Facts, Note
 from treeviz.tree.keys import Key
+from treeviz.tree.repeats import similar_facts
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable, roll, without_unused
@@ -27,6 +28,7 @@ from treeviz.tree.text import count_text, is_any
 # The notes and the columns of the rows of two trees
 
 _MOST_LAYERS = 4  # in a line of text
+_RANKS = {kind: rank for rank, kind in enumerate(MEANINGS)}
 SAME = "same"  # in the column "diff", and the kind of rows that replace identical ones
 
 
@@ -62,7 +64,7 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
     def __getitem__(self, row: int) -> tuple[Note, ...]:
         if row not in self._notes:
-            differences = sorted(self._by_row[row], key=lambda i: self._found.kinds[i] == "weak type")  # the least
+            differences = sorted(self._by_row[row], key=lambda i: _RANKS[self._found.kinds[i]])
             self._notes[row] = tuple(map(self._note, differences))
         return self._notes[row]
 
@@ -81,7 +83,7 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
 
 def difference_columns(
-    found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray, *, details: bool
+    table: TreeTable, found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray, *, details: bool
 ) -> list[Column]:
     """The columns of differences: their kinds, both sides as text, and how far values differ.
 
@@ -106,7 +108,7 @@ def difference_columns(
     if found.layers:
         texts = ((int(shown[row]), _layers_text(layers, details)) for row, layers in found.layers.items())
         columns.append(_texts("layers", "layers", texts, n, "The layers that differ, of an array of all layers"))
-    return [*columns, *_numbers(found, shown, n)] if found.gaps else columns
+    return [*columns, *_numbers(table, found, shown)] if found.gaps else columns
 
 
 def _layers_text(layers: Sequence[int], details: bool) -> str:
@@ -114,20 +116,26 @@ def _layers_text(layers: Sequence[int], details: bool) -> str:
     return ", ".join(map(str, shown)) + (f" … {len(layers) - len(shown):,} more" if len(shown) < len(layers) else "")
 
 
-def _numbers(found: Found, shown: np.ndarray, n: int) -> list[Column]:
+def _numbers(table: TreeTable, found: Found, shown: np.ndarray) -> list[Column]:
     first, second = Difference.names
-    delta, relative, count = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    delta, relative, count = np.full((3, len(table)), np.nan)
     gaps = found.gaps.numbers()
     rows, is_outside = shown[gaps.rows], gaps.n_outside > 0
     count[rows] = gaps.n_outside + gaps.n_nan
     delta[rows[is_outside]], relative[rows[is_outside]] = gaps.max_abs[is_outside], gaps.max_rel[is_outside]
+    is_nan = np.zeros(len(table), bool)
+    is_nan[rows[gaps.n_nan > 0]] = True  # the greatest difference
+    is_nan = table.roll(is_nan, "any") if is_nan.any() else None
     return [
-        Column("delta", "max |Δ|", delta, format="number", rollup="max", help=f"The greatest |{first} - {second}|"),
+        Column("delta", "max |Δ|", delta, None, "number", "max", f"The greatest |{first} - {second}|", is_nan),
         Column(
-            "relative", "max |Δ| ÷ |x|", relative, format="number", rollup="max",
-            help=f"The greatest |{first} - {second}| ÷ |{second}|",
+            "relative", "max |Δ| ÷ |x|", relative, None, "number", "max",
+            f"The greatest |{first} - {second}| ÷ |{second}|", is_nan,
         ),
-        Column("differ", "differ", count, format="count", rollup="sum", help="Elements outside of the tolerance"),
+        Column(
+            "differ", "differ", count, format="count", rollup="sum",
+            help="Elements outside of the tolerance, in arrays of the same shape",
+        ),
     ]  # fmt: skip
 
 
@@ -287,6 +295,7 @@ def _sum_subtrees(table: Any, squares: np.ndarray) -> np.ndarray:
 # The tables of both trees
 
 MOST_ROWS = 10_000  # of both trees: a page of more has no rows for identical leaves
+_OF_VALUES = {"value", "NaN"}  # kinds
 _SEVERAL = Key("…", "[…]", "*", ())  # the key of the one row for several identical siblings
 
 
@@ -373,14 +382,14 @@ class _Merging:
         aligned = found.aligned
         self._facts: dict[Facts, int] = {}
         self._keys: dict[Key, int] = {}
+        self._unknown = np.zeros(len(kept), bool)
+        self._unknown[[*found.not_compared]] = True
         self._fact_codes, self._key_codes = self._codes()
         counts = [(facts.leaves, facts.elements, facts.bytes) for facts in self._facts]
         is_huge = max(map(max, counts)) * len(kept) >= 2**63  # shapes need no memory
         numbers = np.array(counts, object if is_huge else np.int64)
         # Totals of all rows before each: leaves, elements, bytes, places not compared
         self._sums = np.zeros((len(kept) + 1, 4), numbers.dtype)
-        self._unknown = np.zeros(len(kept), bool)
-        self._unknown[[*found.not_compared]] = True
         np.cumsum(np.column_stack([numbers[self._fact_codes], self._unknown]), axis=0, out=self._sums[1:])
         self._is_leaf = np.array([facts.is_leaf for facts in self._facts])[self._fact_codes]
         # A row that is not kept starts an identical subtree.
@@ -406,7 +415,32 @@ class _Merging:
             for index, key in index_keys.items():
                 indices[index] = self._keys.setdefault(key, len(self._keys))
             keys[is_own] = np.where(codes == 0, indices[np.where(codes == 0, positions, 0)], np.array(known)[codes])
+        all_facts, known, ways = [*self._facts], dict[tuple[int, Any], int](), self._ways()
+        for at in np.flatnonzero(self._kept | self._unknown).tolist():
+            code, way = int(facts[at]), ways.get(at) or (self._found.not_compared.get(at, ""),)
+            if (code, way) not in known:
+                known[code, way] = self._facts.setdefault(all_facts[code]._replace(differs=way), len(self._facts))
+            facts[at] = known[code, way]
         return facts, keys
+
+    def _ways(self) -> dict[int, tuple[Any, ...]]:
+        """How each aligned row differs: the kinds of its differences, and both facts unless only values differ."""
+        found, ways = self._found, dict[int, tuple[Any, ...]]()
+        others: Iterable[tuple] = repeat((), len(found.kinds))
+        if found.n_trees > 1:  # whose rows are not in the table
+            others = ((one.tree, "" if one.kind in _OF_VALUES else one.right) for one in found.differences)
+        for at, kind, other in zip(found.rows, found.kinds, others, strict=True):
+            ways[at] = (*ways.get(at, ()), kind, *other)
+        rows = np.array([at for at, way in ways.items() if not _OF_VALUES.issuperset(way)], np.int64)
+        if not len(rows):
+            return ways
+        for side, side_rows in ((self._left, found.aligned.left[rows]), (self._right, found.aligned.right[rows])):
+            known, similar = dict[Facts, int](), similar_facts(side.facts).tolist()  # also without their values
+            alike = np.array([known.setdefault(side.facts[code]._replace(text=""), code) for code in similar])
+            codes = np.where(side_rows == NONE, NONE, alike[side.fact_codes[side_rows]])
+            for at, code in zip(rows.tolist(), codes.tolist(), strict=True):
+                ways[at] += (code,)
+        return ways
 
     def counts(self) -> tuple[int, int]:
         """The number of identical leaves, and of places that were not compared further."""
@@ -453,7 +487,7 @@ class _Merging:
         own = shown[found.rows].tolist()
         if "diff" not in table.columns or found.layers or found.n_trees > 1:
             words = np.where(self._kept[rows] | self._unknown[rows], "", SAME).astype(object)
-            table = table.with_columns(*difference_columns(found, own, shown, words, details=details))
+            table = table.with_columns(*difference_columns(table, found, own, shown, words, details=details))
         return replace(table, notes=DifferenceNotes(found, own, details=details))
 
     def _runs(self) -> dict[int, tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from treeviz.tree.facts import Column, Facts, Note, Sharding
 from treeviz.tree.keys import Key
-from treeviz.tree.repeats import blanks, mirrors, similar_to_next
+from treeviz.tree.repeats import blanks, differing, mirrors, similar_to_next
 from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import aval_text
@@ -494,7 +494,9 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
     by_name["what"] = [_what(each) for each in facts]
     by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
-    coded = {name: _coded(by_name[name], buffers) for name in _FIELDS}
+    fields = _FIELDS if not any(by_name["differs"]) else (*_FIELDS, "differs")
+    by_name["differs"] = differing(facts).tolist()
+    coded = {name: _coded(by_name[name], buffers) for name in fields}
     return {name: each if len(each[0]) > 1 or name in _COLUMNS else each[:1] for name, each in coded.items()}
 
 

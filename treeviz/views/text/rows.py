@@ -337,7 +337,7 @@ def _reason(
 # Which rows of a view are shown if there is no room for all, and which nodes are open at first.
 
 N_OPEN = 25  # rows that are visible at first
-_ERRORS = ("error", "cycle", "hidden", "differs", "warning")  # kinds of notes
+_ERRORS = ("error", "cycle", "hidden", "warning")  # kinds of notes
 
 
 def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Truncated:
@@ -348,7 +348,7 @@ def first_rows(view: View, max_rows: int | None, max_depth: int | None) -> Trunc
     weights = _weights(view)
     leaves = table.measured
     largest = leaves[np.argmax(weights[leaves])].tolist() if len(leaves) else 0
-    kept = [*wrong_rows(view), *nan_rows(view), largest]
+    kept = [*wrong_rows(view), *nan_rows(view), *_noted(view, "differs"), largest]
     closed = mirrors(replace(table, notes={}))  # what is said of their rows, such as that they are shared, can wait
     return truncate(table, max_rows, max_depth, weights=weights, kept=kept, mirrors=closed)
 
@@ -625,8 +625,10 @@ class _Folded:
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
-        sums = values[self._rows]
-        sums[self._heads] = np.add.reduceat(values[self._members], self._first_members)
+        sums, members = values[self._rows], values[self._members]
+        totals = np.add.reduceat(np.where(members == members, members, 0), self._first_members)
+        greatest = np.fmax.reduceat(members, self._first_members)  # NaN if no member has a value
+        sums[self._heads] = np.where(greatest == greatest, totals, greatest)
         return sums
 
     def _own(self, sums: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ function foldSame(view) {
   tree.header.diff.runs = () => {
     const same = isFolding ? sameRuns(tree, isSame) : [];
     for (const [first] of same) rows.open[first] = 0;
-    return [...same, ...runsOf(tree).filter((members) => !members.some(isSame))];
+    return [...same, ...runsOf(tree).filter((members) => !members.some(isSame))].sort(([a], [b]) => a - b);
   };
   const unfold = (row) => (rows.unfold(row), view.update(row));
   // The row of a run opens into the siblings that it stands for.

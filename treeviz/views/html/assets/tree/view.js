@@ -224,7 +224,7 @@ function outliersOf(tree) {
   const bad = new Set();
   for (const row in tree.header.notes)
     for (const [kind] of tree.notes(+row)) {
-      if (/error|cycle|hidden|diff|warn/.test(kind)) wrong.push(+row);
+      if (/error|cycle|hidden|warn/.test(kind)) wrong.push(+row);
       else if (kind === "nonfinite") bad.add(+row);
     }
   // The values of other columns may never be seen.
