@@ -63,7 +63,7 @@ class TreeDiff(DiffView):
             *headline(kinds, tables.n_same, tables.n_unknown, values=values),
             *(same_trees(found) if values else ()),
         )
-        is_cut = tables.n_same and len(tables.whole) == len(tables.brief)
+        is_cut = tables.n_same and tables.is_cut
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
         both = [] if len(found) > 1 else ["left", "right"]

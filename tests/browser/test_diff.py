@@ -37,6 +37,9 @@ def test_a_sign_before_the_name_says_what_differs_at_any_width(open_page, width)
     page = opened(open_page(tv.diff(left, right).html(), width=width))
     signs = {name: row(page, name).locator(".key").get_attribute("data-glyph") for name in "abcd"}
     assert signs == {"a": "≠", "b": "−", "c": "#", "d": "+"}
+    drawn = row(page, "a").locator(".key").evaluate("key => getComputedStyle(key, '::before').content")
+    assert drawn.startswith('"≠"')
+    assert page.locator(".headline span").all_inner_texts() == ["3 differences", "1 leaf is the same"]
     assert {text[:9] for text in page.locator(".kinds button").all_inner_texts()} == {
         "− missing",
         "+ extra 1",
@@ -121,4 +124,4 @@ def test_layers_that_differ_alike_are_one_row_as_in_the_text_and_nan_is_the_grea
     page.get_by_role("button", name="max |Δ|").click()
     assert [name for name in labels(page)[1:] if name != "w"][:4] == ["[3]", "[7]", "[11]", "[10]"]
     page.get_by_role("button", name="max |Δ|").click()
-    assert [name for name in labels(page)[1:] if name != "w"][-3:] == ["[7]", "[3]", "[5]"]
+    assert [name for name in labels(page)[1:] if name != "w"][-3:] == ["[3]", "[7]", "[5]"]

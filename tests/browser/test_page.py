@@ -54,7 +54,7 @@ FOLDS = json.loads((TESTS / "fold_cases.json").read_text("utf-8"))
 OPEN = json.loads((TESTS / "open_cases.json").read_text("utf-8"))
 PAIRS = runpy.run_path(str(TESTS / "tree" / "test_text.py"))  # numbers beside their texts
 IN_VIEW = "document.querySelector('.treeviz').shadowRoot"
-PARTS = "unpack, matches, WordIndex, Rows, Folds, countText, bytesText, numberText, mount"
+PARTS = "unpack, matches, WordIndex, Rows, Folds, differingRuns, countText, bytesText, numberText, mount"
 
 
 def model(n_layers: int = 3):
@@ -105,6 +105,7 @@ def test_runs_of_alike_siblings_are_those_of_the_rule(parts, case):
     found = parts.evaluate(
         """async ([text, wrong, nan]) => {
             await load(text);
+            if (tree.facts.differs) tree.header.diff = { runs: () => parts.differingRuns(tree) };
             const { runs, isHidden } = new parts.Folds(tree, wrong, nan);
             const folded = [...runs].sort(([a], [b]) => a - b).map(([, { label, rows }]) => ({ label, rows }));
             return { folded, shown: [...isHidden.keys()].filter((row) => !isHidden[row]) };

@@ -211,6 +211,9 @@ def test_shown_columns_come_first_and_the_others_come_too(table):
         pack(View(replace(table, columns={c.name: c for c in (first, second, third)}), [third, first]))
     )
     assert [(spec[0], spec[5]) for spec in header["table"]] == [("c", 1), ("a", 1), ("b", None)]
+    empty = [Column("shard", "shard", [""] * len(table)), replace(first, levels=np.full(len(table), np.nan))]
+    header, _ = unpacked(pack(View(table, [*empty, third])))
+    assert [spec_of(header, name).get("shown") for name in ("c", "a", "shard")] == [1, None, None]
 
 
 def test_the_same_table_gives_the_same_bytes():

@@ -307,6 +307,7 @@ class Merged(NamedTuple):
       brief: The rows that differ and those above; each run of identical siblings is one row.
       rows: int[n]: the aligned row of each row of `whole`.
       n_same, n_unknown: The number of identical leaves, and of places that were not compared further.
+      is_cut: Whether `whole` has only the rows of `brief`.
     """
 
     whole: TreeTable
@@ -314,6 +315,7 @@ class Merged(NamedTuple):
     rows: np.ndarray
     n_same: int
     n_unknown: int
+    is_cut: bool
 
 
 def merged(left: Side, right: Side, found: Found) -> Merged:
@@ -328,7 +330,7 @@ def merged(left: Side, right: Side, found: Found) -> Merged:
     is_small = len(kept) <= MOST_ROWS
     brief, rows = merging.table(is_whole=False)
     whole, rows = merging.table(is_whole=True) if is_small else (merging.annotated(brief, rows), rows)
-    return Merged(whole, brief, rows, *merging.counts())
+    return Merged(whole, brief, rows, *merging.counts(), is_cut=not is_small)
 
 
 def merged_with_all(first: Side, found: Sequence[Found]) -> Merged:

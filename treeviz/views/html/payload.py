@@ -614,7 +614,11 @@ def _labels(table: TreeTable, column: Column, buffers: _Buffers) -> list | None:
 
 def _is_blank(column: Column) -> bool:
     """Whether no cell shows anything."""
-    return hidden_value(column) == 0 and not np.asarray(column.levels).any()
+    if column.format == "label":
+        return not any(column.levels)
+    levels = np.asarray(column.levels)
+    is_zero = hidden_value(column) == 0 and not levels.any()
+    return is_zero or (column.bad is None and levels.dtype.kind == "f" and bool(np.isnan(levels).all()))
 
 
 def hidden_value(column: Column) -> int | None:

@@ -18,9 +18,13 @@ additions.push({
   start(view) {
     if (!view.tree.header.diff) return;
     readNotes(view.tree);
-    const isSame = foldSame(view);
+    foldSame(view);
     view.tree.changed ??= Uint8Array.from(view.tree.depth, (_, row) => +!!view.tree.header.notes[row]);
-    view.root.children[0].after(kindBadges(view, isSame));
+    const [headline] = view.root.children;
+    // The badges say of which kinds they are.
+    const fact = headline.children[1];
+    fact.textContent = fact.textContent.replace(/(differences?):.*/, "$1");
+    headline.after(kindBadges(view));
     wordOnPhones(view);
     const { moreDetail } = view;
     view.moreDetail = (row) => [...moreDetail(row), ...sides(view, row)];
@@ -43,7 +47,7 @@ function readNotes(tree) {
   };
 }
 
-/** Fold siblings that are the same in both trees, and open what differs. @param {View} view @returns {(row: number) => boolean} */
+/** Fold siblings that are the same in both trees, and open what differs. @param {View} view */
 function foldSame(view) {
   const { tree, rows, grid } = view;
   const words = tree.columns.find(({ name }) => name === "diff");
@@ -54,7 +58,7 @@ function foldSame(view) {
   tree.header.diff.runs = () => {
     const same = isFolding ? sameRuns(tree, isSame) : [];
     for (const [first] of same) rows.open[first] = 0;
-    return [...same, ...runsOf(tree).filter((members) => !members.some(isSame))].sort(([a], [b]) => a - b);
+    return [...same, ...differingRuns(tree).filter((members) => !members.some(isSame))].sort(([a], [b]) => a - b);
   };
   const unfold = (row) => (rows.unfold(row), view.update(row));
   // The row of a run opens into the siblings that it stands for.
@@ -107,7 +111,6 @@ function foldSame(view) {
   }
   rows.folds = null;
   rows.update();
-  return isSame;
 }
 
 /** On a phone both sides leave no room for the type, nor for the badge beside it: what differs is a word before them. @param {View} view */
@@ -138,8 +141,19 @@ function sameRuns(tree, isSame) {
   return runs;
 }
 
-/** A badge for each kind of difference, with its count; those that are pressed filter the rows. @param {View} view @param {(row: number) => boolean} isSame */
-function kindBadges(view, isSame) {
+/** The members of each run that differ in the same way. @param {View["tree"]} tree @returns {number[][]} */
+export function differingRuns(tree) {
+  const { end, factCodes } = tree;
+  return runsOf(tree).flatMap((members) => {
+    /** @type {Record<string, number[]>} */
+    const alike = {};
+    for (const row of members) (alike[String(Array.from(factCodes.subarray(row, end[row]), (code) => tree.fact(code, "differs")))] ??= []).push(row);
+    return Object.values(alike);
+  });
+}
+
+/** A badge for each kind of difference, with its count; those that are pressed filter the rows. @param {View} view */
+function kindBadges(view) {
   const { kinds } = view.tree.header.diff;
   const query = (kind) => `diff:"${kind.toLowerCase()}"`;
   const parts = () => view.searchBox.value.split(" | ");

@@ -59,23 +59,16 @@ export class Folds {
   }
 }
 
-/** The notes of all rows that one stands for: of each kind the first, with how many rows have one. Differences between trees are of a kind if they begin alike, as "value: 1 → 2" and "value: 1 → 3". @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
+/** The notes of all rows that one stands for: of each kind, and of each kind of difference, the first, with how many rows have one. @param {Folds | null} folds @param {Tree} tree @param {number} row @returns {import("./tree.js").Note[]} */
 export function foldedNotes(folds, tree, row) {
   const rows = tree.hasNotes && folds?.of(row);
   if (!rows?.[1]) return tree.notes(row);
   if (folds.found[row]) return folds.found[row];
   /** @type {Record<string, [import("./tree.js").Note, Set<number>]>} the first one of each kind, and the rows that have one */
   const found = {};
-  for (const each of rows)
-    for (const note of tree.notes(each)) {
-      const isDifference = note[0] === "differs";
-      const [start] = isDifference ? note[1].split(":") : note;
-      const one = (found[start] ??= [[...note], new Set()]);
-      if (isDifference && one[0][1] !== note[1]) one[0][1] = `${start}: differs`;
-      one[1].add(each);
-    }
+  for (const each of rows) for (const note of tree.notes(each)) (found[note[tree.header.diff ? 5 : 0]] ??= [note, new Set()])[1].add(each);
   return (folds.found[row] = Object.values(found).map(([[kind, text, , , severity, sign], { size }]) =>
-    [kind, size < rows.length ? `${countText(size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, kind === "differs" && size < rows.length ? false : sign, size]));
+    [kind, size < rows.length ? `${countText(size)} of ${countText(rows.length)}: ${text}` : text, -1, [], severity, sign, size]));
 }
 
 /** The least rank of the rows of a subtree. */
@@ -92,18 +85,14 @@ function standingOut(best, nWrong) {
 }
 
 /** The members of each run of LEAST or more siblings, outer runs before those inside. @param {Tree} tree @returns {number[][]} */
-export function runsOf(tree) {
-  const { n, end, isLikeNext } = tree;
+export function runsOf({ n, end, isLikeNext }) {
   const runs = [];
   const continues = new Uint8Array(n);
   for (let row = 0; (row = isLikeNext.indexOf(1, row + 1)) > 0; ) {
     if (continues[row]) continue;
     const members = [row];
     for (let at = row; isLikeNext[at]; continues[at] = 1) members.push((at = end[at]));
-    /** Those that differ in the same way from other trees. @type {Record<string, number[]>} */
-    const alike = {};
-    for (const at of members) (alike[tree.facts.differs ? String(Array.from({ length: end[at] - at }, (_, i) => tree.of(at + i, "differs"))) : ""] ??= []).push(at);
-    runs.push(...Object.values(alike).filter(({ length }) => length >= LEAST));
+    if (members.length >= LEAST) runs.push(members);
   }
   return runs;
 }
@@ -126,14 +115,14 @@ function labelOf(tree, rows) {
 /** The value of a row in a column, for all rows that it stands for: their sum in the row of a run, if the column adds up, else their range; of texts the first two. @param {Folds | null} folds @param {any} column @param {number} row @returns {string} */
 export function foldedText(folds, column, row) {
   const run = folds?.runs.get(row);
-  if (!folds || !(column.isNumber || column.labels) || (column.isOfFacts && !run)) return column.text(row);
+  if (!folds || (column.isOfFacts && !run)) return column.text(row);
   return (folds.found[`${column.name} ${row}`] ??= textOfAll(folds, column, row, run));
 }
 
 function textOfAll(folds, column, row, run) {
   if (column.labels) {
-    const texts = [...new Set(folds.of(row).map((each) => column.text(each)))];
-    return [...texts.slice(0, 2).filter(Boolean), ...(texts.length > 2 ? ["…"] : [])].join(", ");
+    const [first, second, third] = new Set(folds.of(row).map((each) => column.text(each)));
+    return [first, second, third && "…"].filter(Boolean).join(", ");
   }
   if (run && column.addsUp) return run.rows.some((each) => column.text(each)) ? column.write(total(column, run.rows)) : "";
   let [low, high] = [Infinity, -Infinity];

@@ -11,7 +11,7 @@ import { readKey } from "./tree.js";
  * @returns {ArrayLike<number>}
  */
 export function sortRanks(tree, column) {
-  if (column.isNumber) return column.bad || tree.header.series ? column.values.map((value, row) => (column.isBad?.(row) ? Infinity : Math.min(value, Number.MAX_VALUE))) : column.values;
+  if (column.isNumber) return column.bad || tree.header.series ? column.values.map((value, row) => (column.isBad?.(row) ? Infinity : value)) : column.values;
   const ofRows = (rankOf) => new Float64Array(tree.n).map((_, row) => rankOf(row));
   if (column.format === "key") {
     const rank = textRanks(tree.keys.map((key) => readKey(key).label));
