@@ -207,7 +207,7 @@ def test_help_names_the_formats_that_are_read(capsys, monkeypatch):
     monkeypatch.setitem(reader.READERS, ".acme", lambda path: {})
     with pytest.raises(SystemExit):
         main(["show", "--help"])
-    assert ".acme; a folder of" in " ".join(capsys.readouterr().out.split())
+    assert ".acme; an Orbax or" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_terminal_that_lacks_characters_gets_escapes(tmp_path):
