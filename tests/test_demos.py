@@ -83,7 +83,7 @@ def test_watch_gradients_finds_the_bad_example_and_what_came_of_it(run_once):
     output = " ".join(printed.split())
     assert output.startswith("mlp · 6 leaves · 600 steps · step 599 · ")
     (first_bad,) = re.findall(r"nonfinite: 6 of 6 leaves of grads were NaN or infinite at step (\d+)", output)
-    assert 400 < int(first_bad) < 410 and re.search(r"had grown \S+ times since step 40[01]\. ", output)
+    assert 400 < int(first_bad) < 410 and re.search(r"had grown \S+-fold since step 40[01]\. ", output)
     assert re.search(r"spike: The norm of grads jumped to \S+ at step 40\d", output)
     assert os.listdir(folder) == ["gradients.html"]
     page = (folder / "gradients.html").read_text("utf-8")
@@ -234,11 +234,19 @@ def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(t
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert "widgets" not in notebook.metadata  # so that a converter takes the page, which needs no network
-    for cell, said in ((cells[2], "800 steps · step 799 · 1 finding"), (cells[4], "400 steps · step 399 · 0 findings")):
+    for cell, (steps, found) in (
+        (cells[2], ("800 steps · step 799", "1 finding")),
+        (cells[4], ("400 steps · step 399", "0 findings")),
+    ):
         widget, page = cell.outputs
         assert "application/vnd.jupyter.widget-view+json" in widget.data and widget.data["text/html"] == ""
-        assert page.data["text/plain"].startswith(f"adder · 11 leaves · {said}")
-        assert "data-treeviz-fallback" in page.data["text/html"] and said in page.data["text/html"]
+        headline = rf"adder · 11 leaves · {steps} · loss \S+ · {found}"
+        assert re.match(headline, page.data["text/plain"])
+        assert (
+            "data-treeviz-fallback" in page.data["text/html"]
+            and steps in page.data["text/html"]
+            and found in page.data["text/html"]
+        )
     assert "spike at step 400\n" in texts_of(notebook)[3]
     assert texts_of(notebook)[-1].startswith("([(DictKey(key='blocks'), SequenceKey(idx=1), DictKey(key='up'))], 400)")
 

@@ -115,4 +115,4 @@ def test_a_run_without_a_step_is_trouble_that_says_so(saved, tmp_path, capsys):
     GradientInspector().keep(tmp_path / "empty.treeviz")
     for arguments in (["grads", "empty.treeviz"], ["empty.treeviz"], ["grads", saved("run.treeviz"), "empty.treeviz"]):
         assert main(arguments) == TROUBLE
-        assert capsys.readouterr().err.startswith("treeviz: empty.treeviz: no step was measured in this run; ")
+        assert capsys.readouterr().err.startswith("treeviz: empty.treeviz: no step was measured in this run yet; ")

@@ -193,7 +193,7 @@ def test_layers_and_long_leaves_are_measured_beside_partial_sums(monkeypatch):
         watch(jax.jit(update), recorder)(params, jnp.ones(3))
         measured += recorder.measurements
     several, one = measured
-    assert isinstance(one, Joined) and all(one.layout.rows[:4]) and one.layout.has_words == (True,)
+    assert isinstance(one, Joined) and all(one.layout.rows[:4]) and one.layout.has_words[0]
     assert not isinstance(several, Joined) and len(one.sources[0].paths) == 6
     for statistic, values in numbers_of(several)["grads"].items():
         np.testing.assert_allclose(numbers_of(one)["grads"][statistic], values, rtol=1e-6)

@@ -658,7 +658,7 @@ def test_an_axis_that_stands_elsewhere_is_told_where_the_shapes_tell_which():
 def test_what_was_moved_is_told_once_in_a_text_of_any_width(width):
     adam = AdamState(jnp.ones(()), {"w": jnp.ones(3)}, {"w": jnp.ones(3)})
     text = "".join(tv.diff((adam, ()), ((), (adam, ()))).text(width=width).split())
-    assert text.count("thesamestructurestandsat[1][0]intheother") == 1
+    assert text.count("thesamestructureisat[1][0]intheother") == 1
 
 
 def test_a_node_of_one_leaf_that_moved_is_found_where_there_is_no_other_like_it():

@@ -418,7 +418,7 @@ def test_of_a_bad_batch_the_example_is_named_where_it_is_known_for_certain():
     assert origin is not None
     assert (origin.primitive, origin.index) == ("log", (17, 0))
     assert origin.examples == ("batch['least'][17]", "batch['tokens'][17]")
-    assert "3 NaN of 60, the first at [17, 0], which belongs to batch['least'][17] and batch['tok" in origin.text
+    assert "3 NaN (of 60), the first at [17, 0], which belongs to batch['least'][17] and batch['tok" in origin.text
     mixed = locate_nan(lambda x: jnp.log(jnp.sort(x, axis=0)), jnp.ones((4, 2)).at[2, 1].set(-1.0))
     assert mixed is not None
     assert (mixed.index, mixed.examples) == ((0, 1), ())

@@ -34,8 +34,8 @@ export function outlierOf(folds, row) {
   const { tree } = /** @type {Folds} */ (folds);
   run.outlier = null;
   let most = 2.302; // log 10
-  for (const { title, name, hidden, values } of tree.columns) {
-    const known = hidden || !isNorm({ name }) ? [] : run.rows.map((each) => values[each]).filter(Number.isFinite).sort((a, b) => a - b);
+  for (const { title, values } of tree.columns.filter((column) => !column.hidden && isNorm(column))) {
+    const known = run.rows.map((each) => values[each]).filter(Number.isFinite).sort((a, b) => a - b);
     const median = (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
     for (const each of median > 0 ? run.rows : []) {
       const ratio = values[each] / median;
