@@ -363,11 +363,11 @@ def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
         together.setdefault(tuple(member), []).append(device)
     sizes = [0, *sorted(size for platform, size in member_of if not platform)]
     n_more = dict(zip(sizes[1:], np.diff(sizes).tolist(), strict=True))
-    alike = []
+    device_groups = []
     for which, devices in together.items():
         n = len(devices) if devices[0][0] else sum(n_more[size] for _, size in devices)
-        alike.append(DeviceGroup(which, n, _name(devices, n)))
-    return alike
+        device_groups.append(DeviceGroup(which, n, _name(devices, n)))
+    return device_groups
 
 
 def _name(devices: Sequence[tuple[str, int]], n: int) -> str:

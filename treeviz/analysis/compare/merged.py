@@ -438,8 +438,8 @@ class _Merging:
             return ways
         for side, side_rows in ((self._left, found.aligned.left[rows]), (self._right, found.aligned.right[rows])):
             known, similar = dict[Facts, int](), similar_facts(side.facts).tolist()  # also without their values
-            alike = np.array([known.setdefault(side.facts[code]._replace(text=""), code) for code in similar])
-            codes = np.where(side_rows == NONE, NONE, alike[side.fact_codes[side_rows]])
+            similar_codes = np.array([known.setdefault(side.facts[code]._replace(text=""), code) for code in similar])
+            codes = np.where(side_rows == NONE, NONE, similar_codes[side.fact_codes[side_rows]])
             for at, code in zip(rows.tolist(), codes.tolist(), strict=True):
                 ways[at] += (code,)
         return ways

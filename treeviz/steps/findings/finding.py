@@ -401,10 +401,10 @@ def listed(paths: Sequence[str], most: int = 3) -> str:
 
 def listed_alike(paths: Sequence[str], most: int = 5) -> str:
     """All paths, those that differ only in numbers as one: "['layers'][0…11]['w'] ×12, ['head']"."""
-    alike: dict[str, list[str]] = {}
+    by_pattern: dict[str, list[str]] = {}
     for path in paths:
-        alike.setdefault(pattern(path), []).append(path)
-    return listed([_with_ranges(same) if len(same) > 1 else same[0] for same in alike.values()], most)
+        by_pattern.setdefault(pattern(path), []).append(path)
+    return listed([_with_ranges(same) if len(same) > 1 else same[0] for same in by_pattern.values()], most)
 
 
 def _with_ranges(paths: Sequence[str]) -> str:

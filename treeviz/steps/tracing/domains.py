@@ -240,8 +240,8 @@ def match_new_params(
         is_unchanged = {i for i in sums[p] if program.jaxpr.outvars[i] is program.jaxpr.invars[p]}
         candidates = _candidates(p, sums[p], is_unchanged, shares)
         if not candidates:
-            alike = [i for i, aval in enumerate(results) if aval == avals[p]]
-            others = [i for i in alike if any(share.is_main for share in shares[i].values())]
+            same_aval = [i for i, aval in enumerate(results) if aval == avals[p]]
+            others = [i for i in same_aval if any(share.is_main for share in shares[i].values())]
             candidates = [i for i in others if _is_same_path(argument_paths[p], result_paths[i])]
         if len(candidates) > 1:
             candidates = _nearest(argument_paths[p], candidates, result_paths)

@@ -148,8 +148,8 @@ def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.
     words, order = [], []
     others = [x if before is None else before for x, before in zip(values, old, strict=True)]
     for dtype in dict.fromkeys(x.dtype for x in values):
-        alike = [i for i, x in enumerate(values) if x.dtype == dtype]
-        for block in map(sorted, blocks(alike, [values[i].size for i in alike])):
+        same_dtype = [i for i, x in enumerate(values) if x.dtype == dtype]
+        for block in map(sorted, blocks(same_dtype, [values[i].size for i in same_dtype])):
             new, before = (_stacked([xs[i] for i in block]) for xs in (values, others))
             infinity = np.array(np.inf, f"f{dtype.itemsize}").view(dtype)
             size = lax.bitwise_and(new, dtype.type(np.iinfo(dtype).max >> 1))

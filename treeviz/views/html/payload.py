@@ -102,13 +102,13 @@ def pack_patterns(
     column, by the column's name, or is sent, by the index of a list of texts, one for each row.
     """
     rows = [row for row, notes in table.notes.items() if all(note.kind == "differs" for note in notes)][:_MOST]
-    alike: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
+    by_pattern: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
     for row in rows:
         text = json.dumps(_sent(table.notes[row]), separators=(",", ":"), ensure_ascii=False)
-        alike.setdefault(tuple(_NUMBER.split(text)), []).append((row, _NUMBER.findall(text)))
+        by_pattern.setdefault(tuple(_NUMBER.split(text)), []).append((row, _NUMBER.findall(text)))
     texts_of = [(column.name, _texts(table, column)) for column in columns]
     codes, patterns = np.zeros(len(table), np.int64), []
-    for parts, members in alike.items():
+    for parts, members in by_pattern.items():
         if len({tuple(numbers) for _, numbers in members}) >= _LEAST:
             members.sort()
             patterns.append(_pattern(parts, members, texts_of))
@@ -415,10 +415,10 @@ def _values(values: Mapping[int, str | Mapping[str, Any]]) -> dict[str, Any]:
 
 def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     """The documents without the common start (mostly scripts) of similar ones, which is sent once."""
-    alike: dict[str, list[str]] = {}
+    by_start: dict[str, list[str]] = {}
     for html in documents.values():
-        alike.setdefault(html[:_ALIKE], []).append(html)
-    before = {start: commonprefix(group) for start, group in alike.items()}  # noqa: RUF071 (characters are meant)
+        by_start.setdefault(html[:_ALIKE], []).append(html)
+    before = {start: commonprefix(group) for start, group in by_start.items()}  # noqa: RUF071 (characters are meant)
     index = {start: i for i, start in enumerate(before)}
     rows = {row: (index[html[:_ALIKE]], html[len(before[html[:_ALIKE]]) :]) for row, html in documents.items()}
     return {"before": list(before.values()), "rows": rows}
