@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import zlib
-from base64 import b64decode
+from base64 import b85decode
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
@@ -61,10 +62,14 @@ def texts(thing: Any) -> Iterator[str]:
             yield from texts(inner)
 
 
+THEIRS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "!#$%&()*+-;<=>?@^_`{|}~"
+OURS = "".join(map(chr, range(41, 126))).translate({ord(a): b for a, b in zip("<>\\", "!#%", strict=True)})
+
+
 def packed(html: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header of the data in a page, and its arrays."""
     (data,) = re.findall(r'<script type="text/plain">([^<]*)</script>', html)
-    inflated = zlib.decompress(b64decode(data, validate=True), -15)
+    inflated = zlib.decompress(b85decode(data.translate(str.maketrans(OURS, THEIRS))), -15)
     at = 4 + int.from_bytes(inflated[:4], "little")
     header, arrays = json.loads(inflated[4:at]), []
     for kind, size in header["buffers"]:

@@ -37,7 +37,7 @@ def test_modules_that_import_each_other_are_an_error_that_names_them(tmp_path):
 
 
 def test_every_module_and_stylesheet_is_in_a_bundle():
-    loaders = {"load/fallback.js", "load/page.js", "load/page_loader.js", "load/widget_loader.js"}
+    loaders = {f"load/{name}.js" for name in ("base85", "fallback", "page", "page_loader", "widget_loader")}
     modules = set(modules_in_order(bundle._WIDGET))
     assert modules | loaders == {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")}
     folders = {Path(name).parent.as_posix() for name in modules}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from base64 import b64encode
+from base64 import b85encode
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def readable(bundle: str) -> str:
     if bundle == "widget":
         return widget_module_text()
     if bundle not in PARTS:
-        return _joinable(f"load/{bundle}.js")
+        return "".join(map(_joinable, modules_in_order([f"load/{bundle}.js"])))
     text = (module_text(bundle) + _joinable("load/page.js")).replace("export function mount(", "function mount(")
     return f"(() => {{{text}}})()"
 
@@ -84,8 +84,19 @@ def packed_file(bundle: str) -> Path:
 
 @cache
 def packed_text(bundle: str) -> str:
-    """A deflated bundle in base64, for the loaders."""
-    return b64encode(deflated(bundle)).decode()
+    """A deflated bundle as text, for the loaders."""
+    return as_text(deflated(bundle))
+
+
+_B85_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+# Digits that need no escapes in a script of a page, in an attribute and in JSON. But for three they follow each other.
+_DIGITS = bytes(range(41, 126)).translate(bytes.maketrans(b"<>\\", b"!#%"))
+_AS_TEXT = bytes.maketrans(_B85_DIGITS, _DIGITS)
+
+
+def as_text(data: bytes) -> str:
+    """Bytes in base 85, as `load/base85.js` reads them: a quarter longer; base64 is a third longer."""
+    return b85encode(data).translate(_AS_TEXT).decode()
 
 
 @cache

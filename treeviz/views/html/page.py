@@ -18,7 +18,7 @@ from treeviz.tree.keys import Key
 from treeviz.tree.series import Series
 from treeviz.tree.table import REDUCE, TreeTable
 from treeviz.tree.text import count_text
-from treeviz.views.html.bundle import packed_text, script
+from treeviz.views.html.bundle import as_text, packed_text, script
 from treeviz.views.html.payload import FORMAT, hidden_value, pack
 from treeviz.views.text.cells import (
     BAD,
@@ -42,7 +42,7 @@ from treeviz.views.view import View
 
 # Fit a page: keep the first rows of every subtree, and sum up the others in placeholders
 
-MAX_BYTES = 2_150_000  # base64 adds a third, static rows and front end 0.1 MB: a page has at most 3 MB
+MAX_BYTES = 2_290_000  # base 85 adds a quarter, static rows and front end 0.1 MB: a page has at most 3 MB
 _MANY = 50_000  # distinct keys or values of a column. Packing all takes a second, so an eighth is tried first
 
 
@@ -464,7 +464,7 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     needs = f"{FORMAT} {view.part}".strip()
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view.brief)}<script type="text/plain">{b64encode(packed).decode()}</script></div>'
+        f'{outline(view.brief)}<script type="text/plain">{as_text(packed)}</script></div>'
     )
 
 

@@ -14,6 +14,6 @@ for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelecto
   const data = host.querySelector("script");
   if (data && !host[OURS]) {
     host[OURS] = true;
-    mount(host, /** @type {any} */ (self)[OURS](data));
+    mount(host, /** @type {any} */ (self)[OURS](data.text));
   }
 }

@@ -2,6 +2,7 @@
 // Loads the explorer for anywidget: unpacks its deflated text, PACKED, once for a page, however many widgets there are.
 // Unpacking goes on after this module is loaded, since anywidget 0.11 gives up on a module that takes two seconds: the widget
 // would receive no messages ever after.
+import { bytesOf } from "./base85.js";
 
 // @ts-ignore bundle.py puts PACKED before this text.
 const packed = PACKED;
@@ -9,8 +10,7 @@ const packed = PACKED;
 const modules = (globalThis[Symbol.for("treeviz.modules")] ??= new Map());
 
 async function unpacked() {
-  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const stream = new Blob([/** @type {any} */ (bytesOf(packed))]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   const url = URL.createObjectURL(new Blob([await new Response(stream).text()], { type: "text/javascript" }));
   try {
     return (await import(url)).default;
