@@ -128,6 +128,12 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
         "[0]",
         lambda: [np.ones(2), jax.ShapeDtypeStruct((2,), float)],
     ),
+    "T143": (
+        "any",
+        lambda: {"a": jax.random.key(0), "b": jax.random.key(0)},
+        "['b']",
+        lambda: {"a": jax.random.key(0), "b": jax.random.key(1), "c": jax.random.PRNGKey(1)},
+    ),
     "T201": ("state", lambda: [jnp.array(1.0)], "[0]", lambda: [jnp.float32(1), True]),
     "T202": ("jit", lambda: [BIG], "[0]", lambda: [np.ones(2, np.float32), jnp.asarray(BIG)]),
     "T203": ("any", lambda: [np.ones(3)], "[0]", lambda: [np.ones(3, np.float32)]),
@@ -151,7 +157,7 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
 }
 
 
-OF_VALUES = ("T140", "T141", "T142")
+OF_VALUES = ("T140", "T141", "T142", "T143")
 
 
 def test_every_rule_has_a_fault_here():
@@ -168,6 +174,35 @@ def test_a_rule_names_its_leaf_and_says_nothing_of_a_tree_without_the_fault(code
     assert code not in codes(healthy(), **options)
     assert code not in codes(faulty(), ignore=code, **options)
     assert finding.about in explain(code) and len(finding.about) > 100
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+# One key used twice: jax#192, flax#4973, flax#2665, matthias-wright/flaxmodels#3, xland-minigrid#42
+@pytest.mark.parametrize(
+    ("tree", "paths"),
+    [
+        ({"l1": jnp.asarray(random(4, 8)), "l2": random(4, 8)}, ["['l2']"]),
+        ({"actor": {"w": random(4, 8)}, "critic": {"w": random(4, 8)}}, ["['critic']['w']"]),
+        ({"raw": jax.random.PRNGKey(3), "again": np.asarray(jax.random.PRNGKey(3))}, ["['raw']"]),
+        ({"heads": np.stack([random(4, 8)] * 3), "others": random(3, 4, 8, seed=1)}, ["['heads']"]),
+        ({"keys": np.stack([jax.random.PRNGKey(0)] * 2), "others": np.arange(4, dtype=np.uint32).reshape(2, 2)}, ["['keys']"]),
+        ([{"key": np.uint32([1, 2]), "count": 0}, {"key": np.uint32([1, 2]), "count": 0}], ["[1]['key']"]),
+        ([{"key": np.uint32([1, 2]), "count": 0}, {"key": np.uint32([1, 2]), "count": 1}], []),
+        ({"params": {"w": random(4, 8)}, "ema_params": {"w": random(4, 8)}}, []),
+        ({"online": random(4, 8), "target": random(4, 8)}, []),
+        ([np.ones(8), np.ones(8), np.arange(9.0), np.arange(9.0), np.eye(8), np.eye(8)], []),
+        ([np.sin(np.arange(64)[:, None] / 10.0 ** np.arange(4))] * 2, []),
+        ([np.sin(np.arange(64)[:, None] / 10.0 ** np.arange(4)) for _ in range(2)], []),
+        ([np.tile([1.0, -1.0], 16) for _ in range(2)], []),
+        ({"repeated": np.broadcast_to(random(4, 8), (3, 4, 8)), "short": random(3), "too": random(3)}, []),
+        ([random(4, 8), random(4, 8, seed=1), random(8, 4)], []),
+    ],
+)  # fmt: skip
+def test_equal_random_values_are_found_where_no_copy_is_meant(tree, paths):
+    assert [finding.path for finding in tv.check(tree, values=True) if finding.code == "T143"] == paths
 
 
 def test_on_a_terminal_findings_are_wrapped_and_errors_are_red(monkeypatch):

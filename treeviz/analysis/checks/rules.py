@@ -42,6 +42,7 @@ from treeviz.tree.level import one_level
 from treeviz.tree.opaque import arrays_in, captured_values, contents, step_to
 from treeviz.tree.runtime import is_installed
 from treeviz.tree.static import DROPPED, LOST
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import (
     array_bytes,
@@ -551,6 +552,111 @@ def _leaves(checked: Checked) -> Iterator[tuple[int, tuple[int, int, int], int]]
     for row in np.flatnonzero(table.is_leaf & ~np.isnan(counts[0])).tolist():
         nan, inf, zeros = counts[:, row].astype(np.int64).tolist()
         yield row, (nan, inf, zeros), checked.facts(row).elements
+
+
+# Elements: the fewest of an array that is compared, and the most of its sample
+_N_RANDOM, _N_SAMPLE = 8, 4096
+# Words of a path: a copy that is meant, or what an optimizer keeps
+_COPY = re.compile(
+    r"(?i)(?<![a-z])(ema|swa|avg|averaged?|target|tgt|teacher|online|old|prev|previous|best|last|init|initial|anchor"
+    r"|ref|reference|frozen|slow|fast|backup|copy|snapshot|shadow|polyak|master|opt|optim|optimizer|mu|nu)(?![a-z])"
+)
+_SPLIT = "was one key used twice? jax.random.split makes several of one"
+
+
+@rule("T143", "warning", needs="values")
+def equal_random_values(checked: Checked) -> Iterator[Found]:
+    """Two leaves hold the same PRNG key or the same random numbers, or all slices of an array along its first axis do.
+
+    The usual cause is a key that was used twice, or for all layers. What is drawn from equal keys is equal, and layers,
+    heads and networks that start equal get equal gradients where they are used alike. Split the key. One array in two
+    places is T211. Constants, ranges, tables and masks are not reported, nor optimizer states, nor copies by name
+    (`ema_params`, `target`). Fine where a copy is meant.
+    """
+    with_like_statistics: dict[tuple, list[int]] = {}
+    for row, statistics in _random_leaves(checked):
+        with_like_statistics.setdefault(statistics, []).append(row)
+    for rows in with_like_statistics.values():
+        firsts: list[int] = []
+        for row in rows:
+            x = checked.nodes[row]
+            first = next((one for one in firsts if guarded(partial(_are_equal, checked.nodes[one], x), _no)), None)
+            if first is None:
+                firsts.append(row)
+                if n := guarded(partial(_n_equal_slices, x), _no):
+                    yield Found(row, f"all {n:,} slices along its first axis are equal: {_SPLIT}")
+            elif x is not checked.nodes[first]:
+                what = "PRNG key" if _is_key(checked.facts(row)) else "random numbers"
+                yield Found(row, f"another array with the same {what} as {_place(checked, first)}: {_SPLIT}")
+
+
+def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
+    """Each leaf that may hold keys or random numbers, with what is the same in leaves of equal values."""
+    table = checked.table
+    columns = [table.columns[name].values for name in ("min", "max", "mean", "rms")]
+    for row in checked.rows(lambda facts: facts.is_leaf and (_is_key(facts) or facts.elements >= _N_RANDOM)):
+        facts, statistics = checked.facts(row), [values[row].item() for values in columns]
+        if facts.kind == "key":
+            statistics = []
+        elif not (_is_key(facts) or (_FLOAT.match(facts.dtype) and statistics[0] < statistics[1])):
+            continue
+        above, n = [], row
+        while n:
+            n = int(table.parent[n])
+            above.append(checked.facts(n).module)
+        if not any(module.startswith("optax.") for module in above) and not _COPY.search(_place(checked, row)):
+            # A stream of NNX draws from its key and its count.
+            counts = [n for n in checked.siblings(row) if row and table.key(n).label.strip(".'[]") == "count"]
+            yield row, (facts.dtype, facts.shape, *statistics, *columns[0][counts].tolist())
+
+
+def _is_key(facts: Facts) -> bool:
+    shape = facts.shape or ()
+    return facts.kind == "key" or (facts.dtype == "uint32" and len(shape) in (1, 2) and shape[-1] in (2, 4))
+
+
+def _no(_: BaseException) -> bool:
+    return False  # T142 says what cannot be read
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    from treeviz.analysis.compare.values import compare_arrays, compare_stored
+
+    if left is right:
+        return True
+    gap = (compare_stored if Stored in (type(left), type(right)) else compare_arrays)(left, right)
+    return not (gap.n_outside or gap.n_nan) and (gap.n < _N_RANDOM or _is_random(left))
+
+
+def _n_equal_slices(x: Any) -> int:
+    """The number of slices along the first axis, where the array lies in host memory and all are one random slice."""
+    part = _first_part(x)
+    is_stack = isinstance(part, np.ndarray) and part.ndim > 1 and len(part) == len(x) > 1 and part.strides[0] != 0
+    if not is_stack or any(not np.array_equal(part[0], other) for other in part[1:]):
+        return 0
+    is_key = part.dtype == np.uint32 and part[0].size < _N_RANDOM
+    return len(part) if is_key or (part[0].size >= _N_RANDOM and _is_random(part[0])) else 0
+
+
+def _is_random(x: Any) -> bool:
+    """Whether a sample has many values, of which neighbors along each axis do not depend on each other."""
+    part = _first_part(x)
+    side = int(_N_SAMPLE ** (1 / max(part.ndim, 1)))
+    sample = np.asarray(part[(slice(side),) * part.ndim])
+    sample = np.abs(sample) if sample.dtype.kind == "c" else sample.astype(np.float64)
+    if len(np.unique(sample)) <= min(16, sample.size // 2):
+        return False
+    sample -= sample.mean()
+    variance = np.mean(sample**2)
+    neighbors = (np.moveaxis(sample, axis, 0) for axis in range(sample.ndim) if sample.shape[axis] > 3)
+    return all(abs(np.mean(along[1:] * along[:-1])) < 0.5 * variance for along in neighbors)
+
+
+def _first_part(x: Any) -> Any:
+    """A NumPy view or an array on one device; of a file, the first chunk that is read."""
+    from treeviz.analysis.compare.values import parts_of
+
+    return next(x.chunks_of(x)) if isinstance(x, Stored) else parts_of(x)[0][1]
 
 
 # Rules about structure: cycles, nodes that JAX cannot flatten, keys, shared objects, and sizes
