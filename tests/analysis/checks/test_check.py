@@ -188,7 +188,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
         ({"actor": {"w": random(4, 8)}, "critic": {"w": random(4, 8)}}, ["['critic']['w']"]),
         ({"raw": jax.random.PRNGKey(3), "again": np.asarray(jax.random.PRNGKey(3))}, ["['raw']"]),
         ({"heads": np.stack([random(4, 8)] * 3), "others": random(3, 4, 8, seed=1)}, ["['heads']"]),
-        ({"keys": np.stack([jax.random.PRNGKey(0)] * 2), "others": np.arange(4, dtype=np.uint32).reshape(2, 2)}, ["['keys']"]),
+        ({"keys": np.stack([jax.random.PRNGKey(0)] * 2), "others": np.uint32([[0, 1], [2, 3]])}, ["['keys']"]),
         ([{"key": np.uint32([1, 2]), "count": 0}, {"key": np.uint32([1, 2]), "count": 0}], ["[1]['key']"]),
         ([{"key": np.uint32([1, 2]), "count": 0}, {"key": np.uint32([1, 2]), "count": 1}], []),
         ({"params": {"w": random(4, 8)}, "ema_params": {"w": random(4, 8)}}, []),
