@@ -15,14 +15,12 @@ from treeviz.steps.findings.finding import (
     Finding,
     Rank,
     Searched,
-    Thresholds,
-    and_others,
     listed,
     listed_alike,
     pattern,
 )
 from treeviz.steps.recording.history import occurs_in
-from treeviz.steps.statistics import kind_of, natural, section_of, sibling_name
+from treeviz.steps.statistics import kind_of, natural, section_of
 
 # The layer or branch that blocks the gradients, derived from the order of the layers.
 
@@ -73,7 +71,7 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
     if tree.forward is None:
         return None
     dead_leaves, is_alive = set(run), tree.is_trained & (tree.norm.high > 0).any(axis=0)
-    alive = [leaf for leaf in np.flatnonzero(is_alive).tolist() if leaf not in dead_leaves]
+    alive = sorted({*np.flatnonzero(is_alive).tolist()} - dead_leaves)
     keys: list[_Node] = [tuple(_KEY.findall(path)) for path in tree.paths]
     leaves_below: dict[_Node, set[int]] = defaultdict(set)
     for leaf in np.flatnonzero(tree.is_trained).tolist():
@@ -128,38 +126,37 @@ def dead(tree: Searched) -> Iterator[Finding]:
     """Gradients that are always zero, or zero from some step on."""
     if not tree.is_gradient or tree.n_steps < tree.thresholds.fewest_steps:
         return
-    timeline, (first, until) = tree.norm, tree.span
+    timeline, fewest = tree.norm, tree.thresholds.fewest_steps
     # A norm covers only finite elements, so a zero norm beside non-finite elements does not mean dead.
     is_nonzero = (timeline.high > 0) | occurs_in(tree.history.values(tree.name, "nonfinite"), timeline)
     trained = tree.is_trained
     if trained.any() and not is_nonzero[:, trained].any():
         n_steps = int(_steps_with_numbers(tree)[:, trained].max(axis=1).sum())
-        if n_steps < tree.thresholds.fewest_steps:
+        if n_steps < fewest:
             return
-        is_known = bool(tree.cut_off[trained].all())
-        found = Finding(
-            "dead", tree.name, "", -1, first, until, (("steps", n_steps),),
+        found = tree.finding(
+            "dead", -1, (("steps", n_steps),),
             f"All {'trained leaves ' * bool(tree.is_frozen.any())}of {tree.name} were zero in all {n_steps} steps.",
             "The loss does not depend on the parameters, or only where it has no derivative: look for stop_gradient, "
             "an argnums that names something else, or a comparison or rounding on the way."
-            if is_known
+            if tree.cut_off[trained].all()
             else _zero_factors(tree, np.flatnonzero(trained).tolist())
             or f"{dead_activation_hint(tree)}Look for a dead layer that everything passes through, such as a ReLU "
             "far below zero, a saturated sigmoid or a softmax of one number; for a mask that leaves nothing; and for a "
             "loss that underflows. tv.tap on the outputs of layers shows where.",
-            (), n_steps / tree.thresholds.fewest_steps,
-            rank=Rank.TRAINING_ENDS,
+            (), n_steps / fewest, Rank.TRAINING_ENDS,
         )  # fmt: skip
         yield _rated(tree, found)
         return
-    dead_from = np.where(
-        is_nonzero.any(axis=0), len(is_nonzero) - is_nonzero[::-1].argmax(axis=0), 0
-    )  # after the last nonzero entry
+    # After the last nonzero entry.
+    dead_from = np.where(is_nonzero.any(axis=0), len(is_nonzero) - is_nonzero[::-1].argmax(axis=0), 0)
     n_steps_until = np.concatenate([np.zeros((1, len(dead_from)), int), np.cumsum(_steps_with_numbers(tree), axis=0)])
     n_zero = n_steps_until[-1] - n_steps_until[dead_from, range(len(dead_from))]
-    patience = np.full(len(dead_from), float(tree.thresholds.fewest_steps))
-    for leaf in np.flatnonzero((dead_from > 0) & (dead_from < len(is_nonzero))):
-        patience[leaf] = _patience(timeline.n, is_nonzero[:, leaf], tree.thresholds)
+    patience, until = np.full(len(dead_from), float(fewest)), np.concatenate([[0], np.cumsum(timeline.n)])
+    for leaf in np.flatnonzero((dead_from > 0) & (dead_from < len(is_nonzero))):  # at least ten times its longest pause
+        entries = np.flatnonzero(is_nonzero[:, leaf])
+        pauses = until[entries[1:]] - until[entries[:-1] + 1]
+        patience[leaf] = max(tree.thresholds.dead_after, 10 * int(pauses.max(initial=0)))
     is_dead = trained & (n_zero >= patience) & (dead_from < len(is_nonzero))
     if (is_cut := is_dead & tree.cut_off & (dead_from == 0)).any():
         yield _rated(tree, _cut_off_finding(tree, is_cut, int(n_zero[is_cut].max())))
@@ -179,20 +176,27 @@ def dead(tree: Searched) -> Iterator[Finding]:
 
 def _dead_in_a_member(tree: Searched, is_judged: np.ndarray) -> Iterator[Finding]:
     """Findings about leaves that are zero in one member of an ensemble but not in the others."""
-    if "least" not in tree.history.statistics(tree.name):
+    if not tree.has("least"):
         return
     least = tree.history.values(tree.name, "least")
     is_zero = is_judged & (least.high == 0).all(axis=0) & (np.nanmax(tree.norm.high, axis=0) > 0)
     parts, n_steps = _parts_of_learning_layers(tree, is_zero), int(least.n.sum())
     for run in _join_similar(tree, tree.runs(is_zero & ~parts)):
-        path, were = tree.path(run[0]), "was" if len(run) == 1 else "were"
-        yield Finding(
-            "dead", tree.name, path, run[0], *tree.span, (("steps", n_steps),),
-            f"{tree.name}{path}{and_others(run)} {were} zero in at least one member of the ensemble: {n_steps} steps.",
+        yield tree.finding(
+            "dead", run[0], (("steps", n_steps),),
+            f"{tree.text(run)} {_were(run)} zero in at least one member of the ensemble: {n_steps} steps.",
             'GradientInspector(members="each") measures each member, and shows which one it is.',
-            tuple(run), n_steps / tree.thresholds.fewest_steps,
-            rank=Rank.LEAF_ENDS,
+            run, n_steps / tree.thresholds.fewest_steps, Rank.LEAF_ENDS,
         )  # fmt: skip
+
+
+def _were(leaves: Sequence[int]) -> str:
+    return "was" if len(leaves) == 1 else "were"
+
+
+def _backward(tree: Searched, is_among: np.ndarray) -> list[int]:
+    """The leaves among those, in the order of the backward pass."""
+    return [leaf for layer in reversed(tree.layers) for leaf in layer if is_among[leaf]]
 
 
 def _rarely_nonzero(tree: Searched, is_judged: np.ndarray, is_nonzero: np.ndarray) -> Iterator[Finding]:
@@ -200,35 +204,31 @@ def _rarely_nonzero(tree: Searched, is_judged: np.ndarray, is_nonzero: np.ndarra
     steps = _steps_with_numbers(tree)
     n_steps, n_zero = steps.sum(axis=0), np.where(is_nonzero, 0, steps).sum(axis=0)
     is_seldom = is_judged & (n_zero >= _NEARLY_ALL * n_steps) & (n_zero >= 1.5 * tree.thresholds.fewest_steps)
-    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_seldom[leaf]]
+    leaves = _backward(tree, is_seldom)
     if leaves and _near_float16_limit(tree, leaves) is None:
-        path, were = tree.path(leaves[0]), "was" if len(leaves) == 1 else "were"
         n_least, total = int(n_zero[leaves].min()), int(n_steps[leaves[0]])
-        yield Finding(
-            "dead", tree.name, path, leaves[0], *tree.span,
-            (("zero", n_least), ("steps", total), ("leaves", len(leaves))),
-            f"{tree.name}{path}{and_others(leaves)} {were} zero in {n_least} of {total} steps.",
+        yield tree.finding(
+            "dead", leaves[0], (("zero", n_least), ("steps", total), ("leaves", len(leaves))),
+            f"{tree.text(leaves)} {_were(leaves)} zero in {n_least} of {total} steps.",
             "A softmax or a sigmoid may be saturated: tv.tap on its input shows it. Or few steps use this part.",
-            tuple(leaves), n_least / total,
-            rank=Rank.INFORMATION, severity="info",
+            leaves, n_least / total, Rank.INFORMATION,
         )  # fmt: skip
 
 
 def _cut_off_finding(tree: Searched, is_cut: np.ndarray, n_steps: int) -> Finding:
     """The finding about leaves that the traced step proves irrelevant to the loss, such as unused layers."""
-    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_cut[leaf]]
-    paths, last = [tree.path(leaf) for leaf in leaves], tree.positions[leaves].max()
+    leaves = _backward(tree, is_cut)
+    paths, last = [*map(tree.path, leaves)], tree.positions[leaves].max()
     after = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if tree.positions[leaf] > last]
     between = f"between {paths[0]} and {tree.path(min(after, key=lambda i: tree.positions[i]))}" if after else "there"
     where = "" if last < 0 else f"look {between} for stop_gradient, a comparison, a rounding or a product with zero"
-    return Finding(
-        "dead", tree.name, paths[0], leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
+    return tree.finding(
+        "dead", leaves[0], (("steps", n_steps), ("leaves", len(leaves))),
         f"{len(leaves)} of {tree.is_trained.sum()} {tree.nouns} of {tree.name} are zero in all {n_steps} steps: the "
         f"loss does not depend on {listed_alike(paths)}, or only where it has no derivative.",
         f"If they should be trained, {where or 'use them: the step does not'}. If they should be frozen, list them in "
         "Thresholds(expected_frozen=[…]).",
-        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
-        rank=Rank.INFORMATION, severity="info",
+        leaves, n_steps / tree.thresholds.fewest_steps, Rank.INFORMATION,
     )  # fmt: skip
 
 
@@ -254,19 +254,15 @@ def _parts_of_learning_layers(tree: Searched, was_always_zero: np.ndarray) -> np
 
 def _learning_layers_finding(tree: Searched, is_part: np.ndarray, n_steps: int, is_alive: np.ndarray) -> Finding:
     """The finding about leaves without gradients in layers that learn: they block no gradients."""
-    leaves = [leaf for layer in reversed(tree.layers) for leaf in layer if is_part[leaf]]
-    path, is_one = tree.path(leaves[0]), len(leaves) == 1
-    zero = f"{'was' if is_one else 'were'} always zero, but others in the same layer{'s' * (not is_one)} are not"
-    cuts_off = ""
-    if is_alive[tree.is_trained & ~is_part].all():
-        cuts_off = "All other leaves have gradients. "
-    return Finding(
-        "dead", tree.name, path, leaves[0], *tree.span, (("steps", n_steps), ("leaves", len(leaves))),
-        f"{tree.name}{path}{and_others(leaves)} {zero}: {n_steps} steps.",
-        f"{cuts_off}If {'it' if is_one else 'they'} should be trained, look for symmetric data, inputs that never get "
+    leaves = _backward(tree, is_part)
+    it, layer = ("it", "layer") if len(leaves) == 1 else ("they", "layers")
+    cuts_off = "All other leaves have gradients. " * bool(is_alive[tree.is_trained & ~is_part].all())
+    return tree.finding(
+        "dead", leaves[0], (("steps", n_steps), ("leaves", len(leaves))),
+        f"{tree.text(leaves)} {_were(leaves)} always zero, but others in the same {layer} are not: {n_steps} steps.",
+        f"{cuts_off}If {it} should be trained, look for symmetric data, inputs that never get "
         "here, terms that cancel, a closed gate, and a parameter that is zero, as in x·w². Otherwise nothing is wrong.",
-        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
-        rank=Rank.INFORMATION, severity="info",
+        leaves, n_steps / tree.thresholds.fewest_steps, Rank.INFORMATION,
     )  # fmt: skip
 
 
@@ -288,28 +284,24 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
     """The finding about leaves that are zero from entry `start` on; the first leaf is the cause."""
     first = int(tree.norm.begins[start])
     n_zero = int(_steps_with_numbers(tree)[start:, run[0]].sum())
-    path = tree.path(run[0])
     if (largest := _near_float16_limit(tree, run)) is not None:
-        return Finding(
-            "underflow", tree.name, path, run[0], first, tree.span[1], (("largest", largest), ("steps", n_zero)),
-            f"{tree.name}{path}{and_others(run)} became zero: around it, gradients are of {largest:.1g} at most, and "
+        return tree.finding(
+            "underflow", run[0], (("largest", largest), ("steps", n_zero)),
+            f"{tree.text(run)} became zero: around it, gradients are of {largest:.1g} at most, and "
             f"float16 has nothing below {_SMALLEST_FLOAT16:.1g}.",
-            SCALE_THE_LOSS, tuple(run), times,
-            rank=Rank.LEAF_ENDS,
+            SCALE_THE_LOSS, run, times, Rank.LEAF_ENDS, first=first,
         )  # fmt: skip
-    zero = f"zero from {tree.numbering.text(first)} on" if start else "always zero"
-    if (branch_found := dead_branch(tree, run)) is not None:
+    zero = f"zero from {tree.numbering.text(first)} on: {n_zero} steps" if start else f"always zero: {n_zero} steps"
+    if (branch := dead_branch(tree, run)) is not None:
         n = len(run)
-        what = "" if n == len(branch_found.paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "
-        return Finding(
-            "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
-            f"{what}{tree.name}{listed(branch_found.paths)} {'was' if n == 1 else 'were'} {zero}: {n_zero} steps.",
-            branch_found.advice, tuple(run), times,
-            rank=Rank.LEAF_ENDS,
+        what = "" if n == len(branch.paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "
+        return tree.finding(
+            "dead", run[0], (("steps", n_zero),),
+            f"{what}{tree.name}{listed(branch.paths)} {_were(run)} {zero}.",
+            branch.advice, run, times, Rank.LEAF_ENDS, first=first,
         )  # fmt: skip
     cause = _last_layer_with_bias(tree, run)
     run = [*cause, *(leaf for leaf in run if leaf not in cause)]
-    path = tree.path(run[0])
     layer = next(layer for layer in tree.layers if run[0] in layer)
     reason = "It is the first of them in the backward pass. " if len(run) > 1 else ""
     if cause:
@@ -331,31 +323,27 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
             "ReLU units may be dead: their inputs are negative for every example. Try a lower learning rate, a leaky "
             "activation, or another initialisation."
         )
-        if _EXPERT.search(path) or _EMBEDDING.search(path):
+        if _EXPERT.search(tree.path(run[0])) or _EMBEDDING.search(tree.path(run[0])):
             reason += " Or this expert or embedding is no longer chosen."
     else:
         reason += (
             "Look for stop_gradient, an unused branch, units that are zero for every example, in it or before it, a "
             "softmax behind it that is saturated, or a parameter that the model does not use."
         )
-    return Finding(
-        "dead", tree.name, path, run[0], first, tree.span[1], (("steps", n_zero),),
-        f"{tree.name}{path}{and_others(run)} {'was' if len(run) == 1 else 'were'} {zero}: {n_zero} steps.",
-        reason, tuple(run), times,
-        rank=Rank.LEAF_ENDS,
+    return tree.finding(
+        "dead", run[0], (("steps", n_zero),),
+        f"{tree.text(run)} {_were(run)} {zero}.",
+        reason, run, times, Rank.LEAF_ENDS, first=first,
     )  # fmt: skip
 
 
 def _zero_factors(tree: Searched, leaves: Sequence[int]) -> str:
     """The advice if two of the leaves are matrices of zeros, and used one after the other; else ""."""
-    params_name, shapes = sibling_name(tree.name, "params"), tree.source.shapes
-    if not shapes or "norm" not in tree.history.statistics(params_name):
-        return ""
-    params = tree.history.values(params_name, "finite_norm").latest
-    if params.shape[1] != len(shapes):
+    params, shapes = tree.sibling("params"), tree.source.shapes
+    if not shapes or not params.has("norm") or len(params.source.paths) != len(shapes):
         return ""
     order = sorted(np.flatnonzero(tree.is_trained).tolist(), key=lambda leaf: tree.positions[leaf])
-    are_zero = {leaf for leaf in leaves if "," in shapes[leaf] and not params[:, leaf].any()}
+    are_zero = {leaf for leaf in leaves if "," in shapes[leaf] and not params.norm.latest[:, leaf].any()}
     factors = next((pair for pair in itertools.pairwise(order) if are_zero.issuperset(pair)), ())
     return bool(factors) * (
         f"{' and '.join(map(tree.path, factors))} are both zero, so neither has a gradient: let one of two factors, as "
@@ -369,18 +357,15 @@ def _last_layer_with_bias(tree: Searched, run: list[int]) -> list[int]:
     If the weights after the run have no gradient but their bias has one, the run outputs zeros. A layer with a zero
     bias maps zeros to zeros, so it may not be the cause.
     """
-    params_name, source = sibling_name(tree.name, "params"), tree.source
-    params = tree.history.sources.get(params_name)
-    if params is None or not source.shapes or params.paths != source.paths:
-        return []
-    if "norm" not in tree.history.statistics(params_name):
+    params, shapes = tree.sibling("params"), tree.source.shapes
+    if not shapes or not params.has("norm") or params.source.paths != tree.source.paths:
         return []
     whole_layers = [layer for layer in tree.layers if set(layer) <= set(run)]
     if not whole_layers or all(tree.positions[leaf] <= tree.positions[whole_layers[-1]].max() for leaf in run):
         return []
-    norm = tree.history.values(params_name, "finite_norm").latest[-1]
+    norm = params.norm.latest[-1]
     for layer in reversed(whole_layers):
-        biases = [leaf for leaf in layer if "," not in source.shapes[leaf] and "," in source.shapes[layer[0]]]
+        biases = [leaf for leaf in layer if "," not in shapes[leaf] and "," in shapes[layer[0]]]
         if (norm[biases] > 0).any():
             return [] if layer is whole_layers[-1] else sorted(layer, key=run.index)
         if not biases or not (norm[biases] == 0).all():
@@ -407,11 +392,3 @@ def float16_scale(largest: np.ndarray) -> float | None:
     if largest.size and (largest % _SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
         return float(top)
     return None
-
-
-def _patience(n_steps: np.ndarray, is_nonzero: np.ndarray, thresholds: Thresholds) -> float:
-    """The number of zero steps that makes a leaf dead: ten times its longest pause, at least `dead_after`."""
-    entries = np.flatnonzero(is_nonzero)
-    steps = np.concatenate([[0], np.cumsum(n_steps)])
-    pauses = steps[entries[1:]] - steps[entries[:-1] + 1]
-    return max(thresholds.dead_after, 10 * int(pauses.max(initial=0)))

@@ -98,18 +98,15 @@ def findings(
     ]
     reported = _joined_spikes(reported, apart)
     gradient_identities = {_identity(item, history) for item in reported if kind_of(item.source) == "grads"}
-    ordered = sorted(
-        (item for item in reported if kind_of(item.source) or _identity(item, history) not in gradient_identities),
-        key=_sort_key,
-    )
-    return [with_batch(_with_steps(item, history), history) for item in ordered]
-
-
-def _with_steps(finding: Finding, history: History) -> Finding:
-    """The finding with steps in place of their positions, which the checks compare."""
-    numbering = history.numbering(finding.source, finding.path)
-    (first, first_inner), (until, until_inner) = map(numbering.split, (finding.first, finding.until))
-    return replace(finding, first=first, until=until, first_inner=first_inner, until_inner=until_inner)
+    found = []
+    for item in sorted(reported, key=_sort_key):
+        if kind_of(item.source) or _identity(item, history) not in gradient_identities:
+            # The checks compare positions of steps.
+            split = history.numbering(item.source, item.path).split
+            (first, first_inner), (until, until_inner) = split(item.first), split(item.until)
+            item = replace(item, first=first, until=until, first_inner=first_inner, until_inner=until_inner)
+            found.append(with_batch(item, history))
+    return found
 
 
 def _identity(finding: Finding, history: History) -> tuple:
@@ -155,21 +152,20 @@ def _joined_spikes(found: list[Finding], apart: Mapping[int, int]) -> list[Findi
     """
     spikes = [item for item in found if item.kind == "spike"]
     spikes.sort(key=lambda item: (kind_of(item.source) != "grads", -item.times))
-    joined: dict[int, Finding] = {}  # by the number in `spikes` of the first of an event
-    for i, item in enumerate(spikes):
-        own = apart[id(item)]
-        main = next((at for at, other in joined.items() if _is_same_event(other, item, apart[id(spikes[at])], own)), i)
-        is_scalar = item.source == SCALARS
-        value = digits_text(dict(item.numbers)["value" if is_scalar else "norm"])
-        also = f"The {item.path if is_scalar else f'norm of {item.source}{item.path}'} jumped to {value}, too."
-        joined[main] = item if main == i else replace(joined[main], sentence=f"{joined[main].sentence} {also}")
-    return [item for item in found if item.kind != "spike"] + [*joined.values()]
-
-
-def _is_same_event(main: Finding, other: Finding, main_apart: int, other_apart: int) -> bool:
-    """Whether a spike begins with another, or within its few steps."""
-    until = main.until if main.until - main.first <= _FEW * main_apart else main.first
-    return main.first - main_apart <= other.first <= until + other_apart
+    mains: list[Finding] = []
+    spans: list[tuple[int, int]] = []  # where others must begin to belong to it: with it, or within its few steps
+    for item in spikes:
+        distance, is_scalar = apart[id(item)], item.source == SCALARS
+        same = (i for i, (first, until) in enumerate(spans) if first <= item.first <= until + distance)
+        if (i := next(same, None)) is None:
+            is_short = item.until - item.first <= _FEW * distance
+            spans.append((item.first - distance, item.until if is_short else item.first))
+            mains.append(item)
+        else:
+            value = digits_text(dict(item.numbers)["value" if is_scalar else "norm"])
+            also = f"The {item.path if is_scalar else f'norm of {item.source}{item.path}'} jumped to {value}, too."
+            mains[i] = replace(mains[i], sentence=f"{mains[i].sentence} {also}")
+    return [item for item in found if item.kind != "spike"] + mains
 
 
 def _sort_key(finding: Finding) -> tuple[int, int, float, int]:

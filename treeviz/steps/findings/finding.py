@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -34,6 +34,9 @@ class Rank(IntEnum):
     UNUSUAL = 3
     CHOICE = 4  # a setting that may be intended
     INFORMATION = 5  # nothing is wrong
+
+
+Severity = Literal["error", "warning", "info"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Finding:
     leaves: tuple[int, ...] = ()
     times: float = 1.0
     rank: Rank = Rank.UNUSUAL
-    severity: Literal["error", "warning", "info"] = "warning"
+    severity: Severity = "warning"
     first_inner: int | None = None
     until_inner: int | None = None
 
@@ -149,7 +152,6 @@ class Searched:
     """One measured tree of a history.
 
     Attributes:
-      name: Name of the tree: "grads".
       forward: Paths of the leaves in the order in which the model uses them; None for the order of their keys.
     """
 
@@ -157,6 +159,31 @@ class Searched:
     name: str
     thresholds: Thresholds
     forward: Sequence[str] | None = None
+
+    def finding(
+        self, kind: str, leaf: int, numbers: Iterable[tuple[str, float]], sentence: str, advice: str,
+        leaves: Iterable[int] = (), times: float = 1.0, rank: Rank = Rank.UNUSUAL, *,
+        first: int | None = None, until: int | None = None, severity: Severity | None = None,
+    ) -> Finding:  # fmt: skip
+        """A finding about a leaf, or about the whole tree if that is -1; by default, in all its steps."""
+        first, until = (self.span[0] if first is None else first), (self.span[1] if until is None else until)
+        usual: dict[Rank, Severity] = {Rank.NOT_FINITE: "error", Rank.INFORMATION: "info"}
+        return Finding(
+            kind, self.name, "" if leaf < 0 else self.path(leaf), leaf, first, until, tuple(numbers), sentence, advice,
+            tuple(leaves), times, rank, severity or usual.get(rank, "warning"),
+        )  # fmt: skip
+
+    def sibling(self, kind: str) -> Searched:
+        """The tree of another kind in the same step, which may not be measured."""
+        return replace(self, name=sibling_name(self.name, kind))
+
+    def has(self, statistic: str) -> bool:
+        return (self.name, statistic) in self.history.tracks
+
+    def text(self, leaves: Sequence[int]) -> str:
+        """ "grads['w']", "grads['w'] and 2 other leaves"."""
+        n = len(leaves) - 1
+        return f"{self.name}{self.path(leaves[0])}" + (f" and {n} other lea{'ves' if n > 1 else 'f'}" if n else "")
 
     @property
     def is_gradient(self) -> bool:
@@ -418,9 +445,3 @@ def _with_ranges(paths: Sequence[str]) -> str:
         return f"{numbers[0]}…{numbers[-1]}" if is_range else few
 
     return f"{re.sub('[0-9]+', numbers_text, paths[0])} ×{len(paths)}"
-
-
-def and_others(leaves: Sequence[int]) -> str:
-    """The words after the path of the first leaf: " and 2 other leaves"."""
-    n = len(leaves) - 1
-    return f" and {n} other lea{'ves' if n > 1 else 'f'}" if n else ""

@@ -20,16 +20,14 @@ from treeviz.steps.findings.finding import (
     Rank,
     Searched,
     Thresholds,
-    and_others,
     digits_text,
     factor_text,
     listed,
     listed_alike,
 )
-from treeviz.steps.findings.norms import jumps_of
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
-from treeviz.steps.recording.history import Batch, History, Timeline, occurs_in
-from treeviz.steps.statistics import kind_of, result_kind, sibling_name
+from treeviz.steps.recording.history import Batch, History, occurs_in
+from treeviz.steps.statistics import kind_of, result_kind
 from treeviz.tree.text import visible
 
 # Steps with NaN or infinity that the optimizer skipped, as a dynamic loss scale does when the gradients overflow.
@@ -113,8 +111,6 @@ def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
 # Findings about scalars that the user records; the batch of a finding's step.
 
 _LOSS = re.compile(r"loss|nll|cost|perplexity|error|mse", re.IGNORECASE)  # scalars for which less is better
-_TOGETHER = 5  # entries between jumps of one event
-_MOST_EVENTS = 4  # with a finding each
 _MOST_IDS, _MOST_CHARACTERS = 12, 120  # ids and characters of a batch in a sentence
 
 
@@ -157,17 +153,13 @@ def _scalar_jumps(history: History, name: str, thresholds: Thresholds) -> Iterat
         with np.errstate(all="ignore"):
             share = factor / (thresholds.loss_spike - 1)
             values = 10 ** np.clip(values / typical * share, -300, 300)
-    (jumps,) = jumps_of(values[:, None], replace(thresholds, spike=thresholds.loss_spike)).T
-    entries = np.flatnonzero(jumps)
-    if not entries.size:
-        return
-    events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
-    for event in events if len(events) <= _MOST_EVENTS else [entries]:
+    (jumps,) = norms.jumps_of(values[:, None], replace(thresholds, spike=thresholds.loss_spike)).T
+    for event in norms.events_of(jumps > 0):
         top = int(event[jumps[event].argmax()])
         step, times = int(line.begins[top]), 10 ** float(jumps[top])
-        usual = f", {factor_text(times)}× its median before" if is_positive else " from a median of "
+        usual = f", {factor_text(times)}× its median before"
         if not is_positive:
-            usual += f"{digits_text(np.nanmedian(line.high[max(top - 50, 0) : top]))}"
+            usual = f" from a median of {digits_text(np.nanmedian(line.high[max(top - 50, 0) : top]))}"
         rest = f". It jumped at {len(event)} steps in all" if len(event) > 1 else ""
         first, until = int(line.begins[event[0]]), int(line.ends[event[-1]])
         numbers = (("value", float(line.high[top])), ("times", times), ("steps", float(len(event))))
@@ -217,68 +209,50 @@ BAD_UPDATE = "Look at what the optimizer divides by, as in g / norm(g) where all
 
 def nonfinite(tree: Searched) -> Iterator[Finding]:
     """The first step with NaN or infinity, the first affected leaf in the backward pass, and all affected leaves."""
-    timeline = tree.history.values(tree.name, "nonfinite")
-    bad: np.ndarray = timeline.high > 0
-    entries = np.flatnonzero(bad.any(axis=1))
-    if not entries.size:
+    bad = _first_nonfinite(tree)
+    if bad is None:
         return
-    name, paths = tree.name, tree.paths
-    entry = entries[0]
-    affected_first = np.flatnonzero(bad[entry])
-    leaf = int(affected_first[np.argmax(tree.positions[affected_first])])
-    affected = sorted(map(int, np.flatnonzero(bad.any(axis=0))), key=lambda i: (not bad[entry, i], -tree.positions[i]))
-    first, until = int(timeline.begins[entry]), int(timeline.ends[entries[-1]])
-    when = _when(timeline, entry)
-    is_everywhere = _is_everywhere(tree, affected_first)
-    if is_everywhere:
-        n = int(timeline.high[entry, affected_first].sum())
-        sentence = f"{len(affected_first)} of {len(paths)} {tree.nouns} of {name} were NaN or infinite {when}."
+    high: np.ndarray = tree.history.values(tree.name, "nonfinite").high
+    n, leaves, total = bad.n, np.array(bad.leaves), len(tree.paths)
+    leaf = int(leaves[np.argmax(tree.positions[leaves])])
+    is_struck = np.isin(np.arange(total), leaves)
+    affected = sorted(
+        np.flatnonzero((high > 0).any(axis=0)).tolist(), key=lambda i: (not is_struck[i], -tree.positions[i])
+    )
+    if _is_everywhere(tree, leaves):
+        sentence = f"{len(leaves)} of {total} {tree.nouns} of {tree.name} were NaN or infinite {bad.when}."
         reason = (
             "The NaN arises before the gradient of any parameter: in the forward pass, the loss or its derivative, or "
             "the batch. Look"
         )
+        leaf = -1
     else:
-        n = int(timeline.high[entry, leaf])
-        others = "" if len(affected) == 1 else f" {len(affected)} of {len(paths)} {tree.nouns} are affected in total."
-        sentence = f"{name}{paths[leaf]} had {n:,} non-finite value{'s' * (n != 1)} {when}.{others}"
-        order = (
-            "its key is the last: if the model uses them in that order,"
-            if tree.forward is None
-            else ("the model uses it last, so")
-        )
+        n = int(high[bad.entry, leaf])
+        others = "" if len(affected) == 1 else f" {len(affected)} of {total} {tree.nouns} are affected in total."
+        sentence = f"{tree.text([leaf])} had {n:,} non-finite value{'s' * (n != 1)} {bad.when}.{others}"
+        order = "its key is the last: if the model uses them in that order,"
+        order = order if tree.forward is None else "the model uses it last, so"
         reason = f"Of the leaves affected first, {order} the backward pass reaches it first: look"
-    reason = (
-        BAD_UPDATE
-        if kind_of(name) == "updates"
-        else reason
-        + (
-            " there for a division, a log, a square root or an exponential, and at that step's batch. A lower learning "
-            "rate, clipping, or loss scaling in float16 may help."
-        )
+    reason += (
+        " there for a division, a log, a square root or an exponential, and at that step's batch. A lower learning "
+        "rate, clipping, or loss scaling in float16 may help."
     )
     skipped = skipped_steps(tree)
     if skipped is not None and skipped.is_meant:
-        yield Finding(
-            "nonfinite", name, "" if is_everywhere else paths[leaf], -1 if is_everywhere else leaf, first, until,
-            (("numbers", n), ("leaves in all", len(affected)), ("steps", skipped.n_steps)),
-            sentence + skipped.text, LOSS_SCALE_ADVICE, tuple(affected),
-            rank=Rank.INFORMATION, severity="info",
+        yield tree.finding(
+            "nonfinite", leaf, (("numbers", n), ("leaves in all", len(affected)), ("steps", skipped.n_steps)),
+            sentence + skipped.text, LOSS_SCALE_ADVICE,
+            affected, rank=Rank.INFORMATION, first=bad.first, until=bad.until,
         )  # fmt: skip
         return
-    why = had_diverged(tree, first)
-    yield Finding(
-        "nonfinite", name, "" if is_everywhere else paths[leaf], -1 if is_everywhere else leaf, first, until,
-        (("numbers", n), ("leaves at first", len(affected_first)), ("leaves in all", len(affected)), *why.numbers),
-        f"{why.before}{sentence}{why.after if skipped is None else skipped.text}", f"{why.advice or reason} {_LOCATE}",
-        tuple(affected),
-        rank=Rank.NOT_FINITE, severity="error",
+    why = had_diverged(tree, bad.first)
+    yield tree.finding(
+        "nonfinite", leaf,
+        (("numbers", n), ("leaves at first", len(leaves)), ("leaves in all", len(affected)), *why.numbers),
+        f"{why.before}{sentence}{why.after if skipped is None else skipped.text}",
+        f"{why.advice or (BAD_UPDATE if kind_of(tree.name) == 'updates' else reason)} {_LOCATE}",
+        affected, rank=Rank.NOT_FINITE, first=bad.first, until=bad.until,
     )  # fmt: skip
-
-
-def _when(timeline: Timeline, entry: int) -> str:
-    """ "at step 3", "between steps 3 and 7"."""
-    first, until = int(timeline.begins[entry]), int(timeline.ends[entry])
-    return f"{'at' if first == until else 'between'} {timeline.numbering.span_text(first, until, 'and')}"
 
 
 def _is_everywhere(tree: Searched, affected: np.ndarray) -> bool:
@@ -343,22 +317,18 @@ def frozen(tree: Searched) -> Iterator[Finding]:
     yield from norms.stopped(tree)
     has_bad = occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm)
     is_still = ~((tree.norm.high > 0) | has_bad).any(axis=0)
-    (first, until), n_steps = tree.span, tree.n_steps
+    n_steps, params, grads = tree.n_steps, tree.sibling("params"), tree.sibling("grads")
     when = f"in {n_steps} steps"
     if n_steps < tree.n_spanned:  # steps that were not inspected may have changed it
-        when = f"in {tree.numbering.span_text(first, until)}, of which {n_steps} were inspected"
-        params = tree.history.values(sibling_name(tree.name, "params"), "finite_norm")
-        is_still &= len(params.n) > 0 and params.low.min(axis=0) == params.high.max(axis=0)
+        when = f"in {tree.numbering.span_text(*tree.span)}, of which {n_steps} were inspected"
+        is_still &= len(params.norm.n) > 0 and params.norm.low.min(axis=0) == params.norm.high.max(axis=0)
     has_gradient = tree.is_trained
-    grads_name = sibling_name(tree.name, "grads")
-    grads = tree.history.sources.get(grads_name)
-    if grads is not None and grads.sizes == tree.source.sizes and "norm" in tree.history.statistics(grads_name):
-        has_gradient = tree.is_trained & norms.is_able_to_update(replace(tree, name=grads_name))
+    if grads.has("norm") and grads.source.sizes == tree.source.sizes:
+        has_gradient = tree.is_trained & norms.is_able_to_update(grads)
     leaves = np.flatnonzero(has_gradient & is_still).tolist()
     if leaves:
-        params_source = tree.history.sources.get(sibling_name(tree.name, "params"), tree.source)
-        dtypes = [params_source.dtypes[leaf] for leaf in leaves]
-        yield _no_update(tree, leaves, dtypes, len(leaves) == has_gradient.sum(), (first, until), n_steps, when)
+        all_dtypes = tree.history.sources.get(params.name, tree.source).dtypes
+        yield _no_update(tree, leaves, all_dtypes, len(leaves) == has_gradient.sum(), tree.span, n_steps, when)
 
 
 def drifting(tree: Searched) -> Iterator[Finding]:
@@ -366,32 +336,33 @@ def drifting(tree: Searched) -> Iterator[Finding]:
     leaves = np.flatnonzero(tree.source.drifts).tolist() if kind_of(tree.name) == "grads" else []
     if not leaves or "#" in tree.name:
         return
-    paths = [tree.path(leaf) for leaf in leaves]
-    yield Finding(
-        "drift", tree.name, "", -1, *tree.span, (("leaves", len(leaves)),),
-        f"The parameters drift apart on the devices: each changes its copy of {listed_alike(paths)} by gradients of "
-        "its own, and the step returns them as if all were equal.",
+    yield tree.finding(
+        "drift", -1, (("leaves", len(leaves)),),
+        f"The parameters drift apart on the devices: each changes its copy of {listed_alike([*map(tree.path, leaves)])}"
+        " by gradients of its own, and the step returns them as if all were equal.",
         'Average the gradients before the update, jax.lax.pmean(grads, "…"). shard_map finds this with check_vma=True.',
-        tuple(leaves),
-        rank=Rank.TRAINING_ENDS, severity="error",
+        leaves, rank=Rank.TRAINING_ENDS, severity="error",
     )  # fmt: skip
 
 
-def _no_update(tree: Searched, leaves, dtypes, is_all: bool, span: tuple[int, int], n_steps: int, when: str) -> Finding:
+def _no_update(
+    tree: Searched, leaves: list[int], all_dtypes: Sequence[str], is_all: bool, span: tuple[int, int], n_steps, when
+) -> Finding:
     """The finding about leaves that no update changed, though they have gradients."""
-    subject = "All parameters" if is_all else listed_alike([tree.path(leaf) for leaf in leaves], _MOST_FROZEN)
+    subject, dtypes = "All parameters", sorted({all_dtypes[leaf] for leaf in leaves})
+    if not is_all:
+        subject = listed_alike([*map(tree.path, leaves)], _MOST_FROZEN)
     # A mask would be known from the program. If all are still, the learning rate may be zero.
-    is_rounded = set(dtypes) <= _BITS.keys() and not is_all
-    rounding = (
-        f": in {listed(sorted(set(dtypes)))}, what is below 2**-{_BITS.get(dtypes[0])} of a number is rounded away"
-    )
-    return Finding(
-        "frozen", tree.name, "" if is_all else tree.path(leaves[0]), -1 if is_all else leaves[0], *span,
+    is_rounded = {*dtypes} <= _BITS.keys() and not is_all
+    bits = _BITS.get(all_dtypes[leaves[0]])
+    rounding = f": in {listed(dtypes)}, what is below 2**-{bits} of a number is rounded away" if is_rounded else ""
+    return tree.finding(
+        "frozen", -1 if is_all else leaves[0],
         (("steps", n_steps), ("leaves", len(leaves)), *([(ROUNDED, float(len(leaves)))] if is_rounded else [])),
-        f"{subject} got no update {when}, though there is a gradient{rounding if is_rounded else ''}.",
+        f"{subject} got no update {when}, though there is a gradient{rounding}.",
         KEEP_FLOAT32 if is_rounded else NO_UPDATE,
-        tuple(leaves), n_steps / tree.thresholds.fewest_steps,
-        rank=Rank.TRAINING_ENDS if is_all else Rank.LEAF_ENDS,
+        leaves, n_steps / tree.thresholds.fewest_steps, Rank.TRAINING_ENDS if is_all else Rank.LEAF_ENDS,
+        first=span[0], until=span[1],
     )  # fmt: skip
 
 
@@ -399,14 +370,12 @@ def _frozen_by_design(tree: Searched) -> Iterator[Finding]:
     """The finding about leaves that the step returns as they are, as the program shows; once for all micro-batches."""
     leaves = np.flatnonzero(tree.is_frozen).tolist()
     if leaves and "#" not in tree.name:
-        paths, n = [tree.path(leaf) for leaf in leaves], sum(tree.source.has_number)
-        yield Finding(
-            "frozen", tree.name, paths[0], leaves[0], *tree.span, (("steps", tree.n_steps), ("leaves", len(leaves))),
-            f"{len(leaves)} of {n} {tree.nouns} are frozen: the step never changes "
-            f"{listed_alike(paths, _MOST_FROZEN)}.",
+        yield tree.finding(
+            "frozen", leaves[0], (("steps", tree.n_steps), ("leaves", len(leaves))),
+            f"{len(leaves)} of {sum(tree.source.has_number)} {tree.nouns} are frozen: the step never changes "
+            f"{listed_alike([*map(tree.path, leaves)], _MOST_FROZEN)}.",
             "If they should be trained, look at the labels or the mask of the optimizer.",
-            tuple(leaves),
-            rank=Rank.INFORMATION, severity="info",
+            leaves, rank=Rank.INFORMATION,
         )  # fmt: skip
 
 
@@ -415,13 +384,14 @@ def underflow(tree: Searched) -> Iterator[Finding]:
     parts = _subnormal_fractions(tree) if tree.is_gradient else {}
     worst = [leaf for leaf in sorted(parts, key=lambda i: -parts[i]) if parts[leaf] > tree.thresholds.underflow]
     if worst:
-        part, dtype = parts[worst[0]], _small_dtypes(tree)[worst[0]]
-        yield Finding(
-            "underflow", tree.name, tree.path(worst[0]), worst[0], *tree.span, (("part", part),),
-            f"{part:.0%} of {tree.name}{tree.path(worst[0])}{_or_less_in_others(worst, parts)} are below "
-            f"2**{_exponent(dtype)}, where {dtype} loses digits and then all.",
-            SCALE_THE_LOSS, tuple(worst), part / tree.thresholds.underflow,
-            rank=Rank.LEAF_ENDS,
+        part, dtype, n = parts[worst[0]], _small_dtypes(tree)[worst[0]], len(worst) - 1
+        less = "less " * (parts[worst[-1]] < part)
+        others = f" (and {less}of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
+        yield tree.finding(
+            "underflow", worst[0], (("part", part),),
+            f"{part:.0%} of {tree.text(worst[:1])}{others} are below 2**{_exponent(dtype)}, where {dtype} loses digits "
+            "and then all.",
+            SCALE_THE_LOSS, worst, part / tree.thresholds.underflow, Rank.LEAF_ENDS,
         )  # fmt: skip
     if kind_of(tree.name) == "updates":
         yield from _lost_in_bfloat16(tree)
@@ -467,21 +437,15 @@ def _exponent(dtype: str) -> int:
     return int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
 
 
-def _or_less_in_others(leaves: Sequence[int], parts: dict[int, float]) -> str:
-    n, less = len(leaves) - 1, "less " * (parts[leaves[-1]] < parts[leaves[0]])
-    return f" (and {less}of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
-
-
 def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
-    params_name = sibling_name(tree.name, "params")
-    params = tree.history.sources.get(params_name)
-    ratio = tree.history.ratio(tree.name, params_name, "finite_norm")
-    if params is None or ratio is None or not tree.has_enough_steps:
+    params = tree.sibling("params")
+    ratio = tree.history.ratio(tree.name, params.name, "finite_norm")
+    if ratio is None or not tree.has_enough_steps:
         return
     if any(ROUNDED in dict(found.numbers) for found in frozen(tree)):
         return  # the same cause
     typical = {}
-    for leaf, dtype in enumerate(params.dtypes):
+    for leaf, dtype in enumerate(params.source.dtypes):
         values = ratio.latest[:, leaf]
         values = values[np.isfinite(values) & (values > 0)]
         # Half a unit in the last place is at most 2**-9 of a number; updates of a quarter of that change few numbers.
@@ -489,14 +453,12 @@ def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:
             typical[leaf] = float(np.median(values))
     if typical:
         worst = sorted(typical, key=typical.__getitem__)
-        part, path = typical[worst[0]], tree.path(worst[0])
-        yield Finding(
-            "underflow", tree.name, path, worst[0], int(ratio.begins[0]), int(ratio.ends[-1]), (("ratio", part),),
-            f"The updates of {params_name}{path}{and_others(worst)} are about {part:.1e} times the parameter, and most "
-            "of them are lost in rounding to bfloat16.",
-            KEEP_FLOAT32,
-            tuple(worst), 2.0**-11 / part,
-            rank=Rank.LEAF_ENDS,
+        part = typical[worst[0]]
+        yield tree.finding(
+            "underflow", worst[0], (("ratio", part),),
+            f"The updates of {params.text(worst)} are about {part:.1e} times the parameter, and most of them are lost "
+            "in rounding to bfloat16.",
+            KEEP_FLOAT32, worst, 2.0**-11 / part, Rank.LEAF_ENDS,
         )  # fmt: skip
 
 
@@ -506,29 +468,23 @@ _SMALL = "Only small parameters are measured in each step; updates=True measures
 
 
 class _NonFinite(NamedTuple):
-    """The non-finite values among results.
+    """The non-finite values of a tree.
 
     Attributes:
-      leaves, paths: The leaves affected first.
+      entry: The first entry with some.
+      leaves: The leaves affected then.
       n: Number of non-finite elements in them.
-      what, when: "NaN", "at step 3".
+      when: "at step 3".
       n_steps: Number of affected steps.
-      was_finite: An earlier inspected step was finite.
-      is_to_the_end: All steps since are affected.
-      gradients: The first measured gradients; None if none were.
     """
 
+    entry: int
     leaves: list[int]
-    paths: list[str]
     n: int
-    what: str
     when: str
     first: int
     until: int
     n_steps: int
-    was_finite: bool
-    is_to_the_end: bool
-    gradients: Searched | None
 
 
 def _first_nonfinite(tree: Searched) -> _NonFinite | None:
@@ -536,20 +492,13 @@ def _first_nonfinite(tree: Searched) -> _NonFinite | None:
     entries = np.flatnonzero((timeline.high > 0).any(axis=1))
     if not entries.size:
         return None
-    entry = entries[0]
-    leaves = np.flatnonzero(timeline.high[entry]).tolist()
-    has_nan = tree.history.values(tree.name, "nan").high[entry, leaves].any()
-    first, until = int(timeline.begins[entry]), int(timeline.ends[entries[-1]])
-    n_steps = int(timeline.n[entries].sum())
-    grads = _gradients(tree)
+    entry = int(entries[0])
+    leaves = np.flatnonzero(timeline.high[entry] > 0).tolist()
+    first, last = int(timeline.begins[entry]), int(timeline.ends[entry])
     return _NonFinite(
-        leaves, [tree.path(leaf) for leaf in leaves], int(timeline.high[entry, leaves].sum()),
-        "NaN" if has_nan else "infinite",
-        _when(timeline, entry),
-        first, until, n_steps,
-        any((gradient.norm.begins < first).any() for gradient in grads),
-        all(g.norm.n[g.norm.ends >= first].sum() * g.numbering.apart <= n_steps * g.numbering.n for g in grads),
-        grads[0] if grads else None,
+        entry, leaves, int(timeline.high[entry, leaves].sum()),
+        f"{'at' if first == last else 'between'} {timeline.numbering.span_text(first, last, 'and')}",
+        first, int(timeline.ends[entries[-1]]), int(timeline.n[entries].sum()),
     )  # fmt: skip
 
 
@@ -561,29 +510,37 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     bad = _first_nonfinite(tree) if kind not in ("", "other", "unchanged") else None
     if bad is None:
         return
-    why = had_diverged(bad.gradients, bad.first) if bad.gradients else _Divergence()
+    grads, what, paths = _gradients(tree), _what(tree, bad), [*map(tree.path, bad.leaves)]
+    why = had_diverged(grads[0], bad.first) if grads else _Divergence()
     if kind == "parameter":
-        subject = f"New parameters{f' ({listed(bad.paths)})' * any(bad.paths)} were"
-        before = "" if bad.was_finite else ", or they were before the first step"
-        reason = f"the update made them {bad.what}{before}.{why.after}"
+        subject = f"New parameters{f' ({listed(paths)})' * any(paths)} were"
+        before = "" if _was_finite(grads, bad) else ", or they were before the first step"
+        reason = f"the update made them {what}{before}.{why.after}"
         advice = why.advice or BAD_UPDATE
     else:
-        subject = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_paths_text(bad)} was"
+        subject = f"{'The loss' if kind == 'loss' else 'A scalar result of the step'}{_paths_text(paths)} was"
         reason = f"it arises in the forward pass and does not reach the gradients.{why.after}"
         made_by = (
             "the log of a number that is not positive, for Inf - Inf, and for a row that is masked throughout"
-            if bad.what == "NaN"
+            if what == "NaN"
             else "a number beyond the largest of its dtype, as a square or a scaled loss in float16, and for the log "
             "of zero or a division by it"
         )
         advice = why.advice or f"Look for {made_by}, and at that step's batch."
-    yield Finding(
-        "nonfinite", tree.name, bad.paths[0], bad.leaves[0], bad.first, bad.until,
-        (("numbers", bad.n), ("leaves at first", len(bad.leaves)), *why.numbers),
-        f"{why.before}{subject} {bad.what} {bad.when}, while all gradients were finite: {reason}",
-        f"{advice} {_LOCATE}", tuple(bad.leaves),
-        rank=Rank.NOT_FINITE, severity="error",
+    yield tree.finding(
+        "nonfinite", bad.leaves[0], (("numbers", bad.n), ("leaves at first", len(bad.leaves)), *why.numbers),
+        f"{why.before}{subject} {what} {bad.when}, while all gradients were finite: {reason}",
+        f"{advice} {_LOCATE}", bad.leaves, rank=Rank.NOT_FINITE, first=bad.first, until=bad.until,
     )  # fmt: skip
+
+
+def _what(tree: Searched, bad: _NonFinite) -> str:
+    return "NaN" if tree.history.values(tree.name, "nan").high[bad.entry, bad.leaves].any() else "infinite"
+
+
+def _was_finite(grads: Sequence[Searched], bad: _NonFinite) -> bool:
+    """Whether an earlier inspected step was finite."""
+    return any((g.norm.begins < bad.first).any() for g in grads)
 
 
 def other_results(tree: Searched) -> Iterator[Finding]:
@@ -591,16 +548,18 @@ def other_results(tree: Searched) -> Iterator[Finding]:
     bad = _first_nonfinite(tree) if result_kind(tree.name) == "other" else None
     if bad is None:
         return
-    is_lasting = bad.was_finite and bad.is_to_the_end and bad.n_steps >= tree.thresholds.fewest_steps
-    rest = f", and in {bad.n_steps} inspected steps in all" if bad.n_steps > 1 else ""
-    yield Finding(
-        "result", tree.name, bad.paths[0], bad.leaves[0], bad.first, bad.until,
-        (("numbers", bad.n), ("steps", bad.n_steps)),
-        f"A result of the step{_paths_text(bad)} was {bad.what} {bad.when}{rest}. It is not the loss, and "
-        "all gradients of that step were finite.",
+    first, n_steps, grads = bad.first, bad.n_steps, _gradients(tree)
+    is_to_the_end = all(
+        g.norm.n[g.norm.ends >= first].sum() * g.numbering.apart <= n_steps * g.numbering.n for g in grads
+    )
+    is_lasting = _was_finite(grads, bad) and is_to_the_end and n_steps >= tree.thresholds.fewest_steps
+    rest = f", and in {n_steps} inspected steps in all" if n_steps > 1 else ""
+    yield tree.finding(
+        "result", bad.leaves[0], (("numbers", bad.n), ("steps", n_steps)),
+        f"A result of the step{_paths_text([*map(tree.path, bad.leaves)])} was {_what(tree, bad)} {bad.when}{rest}. It "
+        "is not the loss, and all gradients of that step were finite.",
         f"A metric may be NaN by design, like the mean of no values. If it should not be: {_LOCATE}",
-        tuple(bad.leaves),
-        rank=Rank.UNUSUAL if is_lasting else Rank.INFORMATION, severity="warning" if is_lasting else "info",
+        bad.leaves, rank=Rank.UNUSUAL if is_lasting else Rank.INFORMATION, first=first, until=bad.until,
     )  # fmt: skip
 
 
@@ -627,11 +586,10 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     ]
     if not leaves:
         return
-    first, until = judged[0].span[0], int(zeros.ends[-1])
+    span = judged[0].span[0], int(zeros.ends[-1])
     is_all = len(leaves) == len(paths) == sum(len(g.source.paths) for g in judged)
-    dtypes = [tree.source.dtypes[leaf] for leaf in leaves]
-    when = f"in {zeros.numbering.span_text(first, until)}"
-    found = _no_update(tree, leaves, dtypes, is_all, (first, until), judged[0].n_steps, when)
+    when = f"in {zeros.numbering.span_text(*span)}"
+    found = _no_update(tree, leaves, tree.source.dtypes, is_all, span, judged[0].n_steps, when)
     is_measured = any(kind_of(name) == "updates" for name in tree.history.sources)
     yield found if is_measured else replace(found, advice=f"{found.advice} {_SMALL}")
 
@@ -640,6 +598,6 @@ def _gradients(tree: Searched) -> list[Searched]:
     return [replace(tree, name=name) for name in tree.history.sources if kind_of(name) == "grads"]
 
 
-def _paths_text(bad: _NonFinite) -> str:
+def _paths_text(paths: Sequence[str]) -> str:
     """The paths within the step's result; empty if the result is a single leaf."""
-    return f", {listed(bad.paths)}," if any(bad.paths) else ""
+    return f", {listed(paths)}," if any(paths) else ""

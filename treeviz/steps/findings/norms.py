@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,8 +22,8 @@ from treeviz.steps.findings.finding import (
     listed,
     pattern,
 )
-from treeviz.steps.recording.history import History, Timeline, occurs_in
-from treeviz.steps.statistics import FINITE, is_beside, kind_of, natural, result_kind, shape_of, sibling_name
+from treeviz.steps.recording.history import Timeline, occurs_in
+from treeviz.steps.statistics import FINITE, is_beside, kind_of, natural, result_kind, shape_of
 from treeviz.tree.text import number_text
 
 _FEWEST_LAYERS = 5  # for a trend over depth
@@ -38,31 +39,32 @@ _NO_UPDATE = 2.0**-24  # relative to the parameters, whose rounding in float32 i
 _SMALLEST_REGIME = 1e-6  # of updates, relative to the parameters, before they end
 _RATE_JUMP = 2.0  # of updates relative to parameters: those of Adam change by a few percent in a step
 JUMP = "jump"  # the factor of such a jump
+_LOOK_AFTER = (
+    "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual connections or "
+    "normalisation after it"
+)
 
 
 def exploding(tree: Searched) -> Iterator[Finding]:
     """The norm of the whole tree rose far above its earlier median and stays there."""
     if not len(tree.levels):
         return
-    timeline, root, name = tree.norm, tree.levels[:, 0], tree.name
+    root, limit = tree.levels[:, 0], tree.thresholds.exploding
     earlier = root[:-RECENT][root[:-RECENT] > 0]
     if not earlier.size:
         return
     usual, last = float(np.median(earlier)), float(np.min(root[-RECENT:]))
-    if not last > tree.thresholds.exploding * usual:
+    if not last > limit * usual:
         return
-    first = int(timeline.begins[np.flatnonzero(root <= tree.thresholds.exploding * usual)[-1] + 1])
-    since = tree.numbering.text(first)
-    leaf = int(np.nanargmax(timeline.latest[-1]))
-    yield Finding(
-        "exploding", name, tree.path(leaf), leaf, first, int(timeline.ends[-1]),
-        (("norm", last), ("median before", usual)),
-        f"The norm of {name} has stayed above {digits_text(last)} since {since}, {factor_text(last / usual)}× its "
-        f"median of {digits_text(usual)}; the largest part is {name}{tree.path(leaf)}.",
+    first = int(tree.norm.begins[np.flatnonzero(root <= limit * usual)[-1] + 1])
+    leaf = int(np.nanargmax(tree.norm.latest[-1]))
+    yield tree.finding(
+        "exploding", leaf, (("norm", last), ("median before", usual)),
+        f"The norm of {tree.name} has stayed above {digits_text(last)} since {tree.numbering.text(first)}, "
+        f"{factor_text(last / usual)}× its median of {digits_text(usual)}; the largest part is {tree.text([leaf])}.",
         "Try clipping by the global norm at a few times the usual norm, a lower learning rate or a longer warm-up; in "
         "recurrent and very deep models look at the initialisation and at missing normalisation.",
-        (), last / usual / tree.thresholds.exploding,
-        rank=Rank.TRAINING_ENDS, severity="error",
+        (), last / usual / limit, Rank.TRAINING_ENDS, severity="error", first=first,
     )  # fmt: skip
 
 
@@ -70,13 +72,12 @@ def redundant(tree: Searched) -> Iterator[Finding]:
     """Leaves whose gradient is mathematically zero: only rounding error is measured."""
     leaves = np.flatnonzero(tree.redundant).tolist()
     if leaves:
-        yield Finding(
-            "redundant", tree.name, tree.path(leaves[0]), leaves[0], *tree.span, (("leaves", len(leaves)),),
-            f"The gradient of {listed([tree.path(leaf) for leaf in leaves])} is zero but for rounding errors.",
+        yield tree.finding(
+            "redundant", leaves[0], (("leaves", len(leaves)),),
+            f"The gradient of {listed([*map(tree.path, leaves)])} is zero but for rounding errors.",
             "Such a parameter has no effect on the loss, like the key bias of attention, a bias before a batch "
             "normalisation, or weights whose input is zero. Nothing is wrong; you may leave it out.",
-            tuple(leaves),
-            rank=Rank.INFORMATION, severity="info",
+            leaves, rank=Rank.INFORMATION,
         )  # fmt: skip
 
 
@@ -90,46 +91,38 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
         factor = float(typical[high] / typical[low])
         all_leaves = sorted((leaf for leaves in falls for leaf in leaves), key=typical.__getitem__)
         is_reported[all_leaves] = True
-        yield Finding(
-            "vanishing", tree.name, tree.path(low), low, *tree.span,
+        yield tree.finding(
+            "vanishing", low,
             (("factor", factor), ("largest", float(typical[high])), ("smallest", float(typical[low]))),
             f"{tree.name} vanish with depth: from {tree.path(high)} to {tree.path(low)} they "
             f"shrink {factor_text(factor)}-fold, about {digits_text(factor ** (1 / n), 2)}-fold at each layer.",
             "Look at the initialisation, saturated activations (sigmoid, tanh) and missing residual connections or "
             "normalisation.",
-            tuple(all_leaves), factor / tree.thresholds.imbalance,
-            rank=Rank.LEAF_ENDS,
+            all_leaves, factor / tree.thresholds.imbalance, Rank.LEAF_ENDS,
         )  # fmt: skip
     is_lost, is_unchanged, largest = _lost_in_rounding(tree, np.where(is_reported, np.nan, typical))
     for run in tree.runs(is_lost):
-        leaf, unmoved = run[0], [tree.path(leaf) for leaf in run if is_unchanged[leaf]]
+        rms, unmoved = float(typical[run[0]]), [tree.path(leaf) for leaf in run if is_unchanged[leaf]]
         is_reported[run] = True
-        yield Finding(
-            "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
-            (("rms", float(typical[leaf])), ("largest", float(typical[largest]))),
-            f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
-            f"{digits_text(typical[leaf] / typical[largest], 2)} of that of {tree.path(largest)}"
+        yield tree.finding(
+            "vanishing", run[0], (("rms", rms), ("largest", float(typical[largest]))),
+            f"{tree.text(run[:1])} is {digits_text(rms, 2)} on average, {digits_text(rms / typical[largest], 2)} of "
+            f"that of {tree.path(largest)}"
             f"{f'; {len(run) - 1} before it are as small' if len(run) > 1 else ''}: {listed(unmoved)} did not change.",
-            "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
-            "connections or normalisation after it; or at a mask of the optimizer.",
-            tuple(run), float(_LOST_IN_ROUNDING * typical[largest] / np.min(typical[run])),
-            rank=Rank.LEAF_ENDS,
+            f"{_LOOK_AFTER}; or at a mask of the optimizer.",
+            run, float(_LOST_IN_ROUNDING * typical[largest] / np.min(typical[run])), Rank.LEAF_ENDS,
         )  # fmt: skip
     is_tiny = _is_vanishing(tree, typical) & ~is_reported
     usual = float(np.median(typical[np.isfinite(typical)])) if is_tiny.any() else 0.0
     for run in tree.runs(is_tiny):
-        leaf, others = run[0], len(run) - 1
+        rms, others = float(typical[run[0]]), len(run) - 1
         others = f"; so are {others} leaves before it" if others > 1 else "; so is the leaf before it" * others
-        yield Finding(
-            "vanishing", tree.name, tree.path(leaf), leaf, *tree.span,
-            (("rms", float(typical[leaf])), ("median of leaves", usual)),
-            f"{tree.name}{tree.path(leaf)} is {digits_text(typical[leaf], 2)} on average, "
-            f"{digits_text(typical[leaf] / usual, 2)} times the median of all leaves"
-            f"{others}.",
-            "Look at the initialisation, saturated activations (sigmoid, tanh, softmax) and missing residual "
-            "connections or normalisation after it.",
-            tuple(run), tree.thresholds.vanishing * usual / float(np.min(typical[run])),
-            rank=Rank.LEAF_ENDS,
+        yield tree.finding(
+            "vanishing", run[0], (("rms", rms), ("median of leaves", usual)),
+            f"{tree.text(run[:1])} is {digits_text(rms, 2)} on average, {digits_text(rms / usual, 2)} times the median "
+            f"of all leaves{others}.",
+            f"{_LOOK_AFTER}.",
+            run, tree.thresholds.vanishing * usual / float(np.min(typical[run])), Rank.LEAF_ENDS,
         )  # fmt: skip
 
 
@@ -138,20 +131,19 @@ def _lost_in_rounding(tree: Searched, typical: np.ndarray) -> tuple[np.ndarray, 
 
     These may be most of the leaves, if an activation is nearly saturated.
     """
-    is_unchanged, none = unchanged(tree), np.zeros(len(typical), bool)
+    is_unchanged, is_lost = _unchanged(tree), np.zeros(len(typical), bool)
     moved = np.where(is_unchanged, np.nan, typical)
     if not is_unchanged.any() or not np.isfinite(moved).any():
-        return none, none, 0
+        return is_lost, is_lost, 0
     largest = int(np.nanargmax(moved))
     with np.errstate(invalid="ignore"):
         is_small = typical < _LOST_IN_ROUNDING * typical[largest]
-    is_lost = none.copy()
     for run in tree.runs(is_small):
         is_lost[run] = (is_small & is_unchanged)[run].any()
     return is_lost, is_lost & is_unchanged, largest
 
 
-def unchanged(grads: Searched) -> np.ndarray:
+def _unchanged(grads: Searched) -> np.ndarray:
     """bool[leaves]: whether a small parameter, which is inspected in every step, still has its first value."""
     paths, is_same = grads.source.paths, np.zeros(len(grads.source.paths), bool)
     if not grads.n_steps or grads.n_steps != grads.n_spanned:
@@ -160,11 +152,8 @@ def unchanged(grads: Searched) -> np.ndarray:
         zeros = grads.history.values(name, "zeros").latest if result_kind(name) == "unchanged" else []
         for leaf in np.flatnonzero(zeros[-1]).tolist() if len(zeros) else []:
             # A parameter's path may start with an argument name; a gradient's path may end with a layer.
-            param_path = source.paths[leaf]
-            is_same |= [
-                path == param_path if param_path in paths else param_path.endswith(path) or path.startswith(param_path)
-                for path in paths
-            ]
+            param = source.paths[leaf]
+            is_same |= [p == param if param in paths else param.endswith(p) or p.startswith(param) for p in paths]
     return is_same
 
 
@@ -196,15 +185,14 @@ def imbalance(tree: Searched) -> Iterator[Finding]:
             differing.append((float(typical[worst[0]] / np.median(values)), "the median of these layers", worst))
     for series in filter(None, (growing, differing)):
         factor, reference, worst = max(series, key=lambda item: max(item[0], 1 / item[0]))
-        leaf = worst[0]
         all_leaves = [*worst, *(leaf for *_, leaves in series for leaf in leaves if leaf not in worst)]
-        yield Finding(
-            "imbalance", tree.name, tree.path(leaf), leaf, *tree.span,
-            (("factor", factor), ("rms", float(typical[leaf])), ("leaves", len(all_leaves))),
-            f"{tree.name}{tree.path(leaf)} is {factor_text(factor)} times as large as {reference}.",
+        yield tree.finding(
+            "imbalance", worst[0],
+            (("factor", factor), ("rms", float(typical[worst[0]])), ("leaves", len(all_leaves))),
+            f"{tree.text(worst[:1])} is {factor_text(factor)} times as large as {reference}.",
             "Layers of one kind should have gradients of similar size: look at the initialisation (Glorot, He), the "
             "scale of residual branches, and normalisation between them.",
-            tuple(all_leaves), max(factor, 1 / factor) / tree.thresholds.imbalance,
+            all_leaves, max(factor, 1 / factor) / tree.thresholds.imbalance,
         )  # fmt: skip
 
 
@@ -240,65 +228,62 @@ def _trend(tree: Searched, values: np.ndarray) -> int:
 
 def _leap_finding(tree: Searched, moves: np.ndarray) -> Finding | None:
     """The first updates moved most parameters by several times their norm, so their initialisation is lost."""
-    params_name = sibling_name(tree.name, "params")
-    params, sizes = tree.history.values(params_name, "finite_norm"), np.array(tree.source.sizes)
-    is_first = (params.begins - params.begins[0]) // params.numbering.apart < tree.thresholds.fewest_steps
-    norm = params.latest[is_first]
+    params, sizes = tree.sibling("params"), np.array(tree.source.sizes)
+    is_first = _since(params.norm) < tree.thresholds.fewest_steps
+    norm = params.norm.latest[is_first]
     distance = np.maximum(tree.norm.latest[is_first], norm - norm[0])
     is_nonzero = moves & (norm[0] > 0)  # the others start at zero
-    if sizes[is_nonzero].sum() < tree.thresholds.ratio_size or not _gradients_stay_large(tree):
+    if sizes[is_nonzero].sum() < tree.thresholds.ratio_size or not _gradients_stay_large(tree.sibling("grads")):
         return None
     times = np.sqrt(np.nansum(distance[:, is_nonzero] ** 2, axis=1) / np.sum(norm[0, is_nonzero] ** 2))
-    leaping = is_nonzero & (distance > _LEAP * norm[0]) & _is_initialization_lost(tree, norm[0], distance)
+    # Embeddings, heads and solutions of linear problems start near zero and are meant to leave it.
+    shapes = [shape_of(shape) for shape in tree.source.shapes or ("",) * len(sizes)]
+    n_in, fewest = np.array([(math.prod(s[:-1]), min(s)) if len(s) > 1 else (0, 0) for s in shapes]).T / sizes
+    is_lost = (norm[0] * np.sqrt(n_in) >= _GAIN) | (distance * np.sqrt(fewest) >= _OUTGROWN)
+    leaping = is_nonzero & (distance > _LEAP * norm[0]) & is_lost
     is_leap = (leaping @ sizes > sizes[is_nonzero].sum() / 2) & (times > _LEAP)
     if not is_leap.any():
         return None
     entry = np.argmax(is_leap)
-    first, until, ratio = int(params.begins[0]), int(params.ends[entry]), float(times[entry])
-    when = f"in {params.numbering.span_text(first, until)}"
-    return Finding(
-        "ratio", tree.name, "", -1, first, until, (("ratio", ratio),),
-        f"The updates moved {params_name} by {digits_text(ratio)} times their norm {when}; 1e-3 in a step is usual.",
+    first, until, ratio = params.span[0], int(params.norm.ends[entry]), float(times[entry])
+    return tree.finding(
+        "ratio", -1, (("ratio", ratio),),
+        f"The updates moved {params.name} by {digits_text(ratio)} times their norm in "
+        f"{params.numbering.span_text(first, until)}; 1e-3 in a step is usual.",
         "What the parameters began with is lost. Lower the learning rate, or let it rise over the first steps.",
-        (), ratio / _LEAP,
-        rank=Rank.TRAINING_ENDS,
+        (), ratio / _LEAP, Rank.TRAINING_ENDS, first=first, until=until,
     )  # fmt: skip
 
 
-def _gradients_stay_large(updates: Searched) -> bool:
+def _since(timeline: Timeline) -> np.ndarray:
+    """int64[k]: the number of steps from the first one to each entry."""
+    return (timeline.begins - timeline.begins[0]) // timeline.numbering.apart
+
+
+def _root(norms: np.ndarray) -> np.ndarray:
+    """float64[entries]: the norm of all leaves."""
+    return np.sqrt(np.nansum(norms**2, axis=1))
+
+
+def _gradients_stay_large(grads: Searched) -> bool:
     """Whether gradients are known to stay large; they fall if a solver jumps to the optimum."""
-    name = sibling_name(updates.name, "grads")
-    if name not in updates.history.sources:
+    if grads.name not in grads.history.sources:
         return True
-    norm, fewest = updates.history.values(name, "finite_norm"), updates.thresholds.fewest_steps
-    since = (norm.begins - norm.begins[0]) // norm.numbering.apart
-    root = np.sqrt(np.nansum(norm.high[since < fewest] ** 2, axis=1))
+    since, fewest = _since(grads.norm), grads.thresholds.fewest_steps
+    root = _root(grads.norm.high[since < fewest])
     falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
     return bool(since[-1] >= fewest - 1 and not falls)
-
-
-def _is_initialization_lost(tree: Searched, norm: np.ndarray, distance: np.ndarray) -> np.ndarray:
-    """bool[entries, leaves]: whether a matrix started at the scale of a usual initialisation, or outgrew it.
-
-    Embeddings, heads and solutions of linear problems start near zero and are meant to leave it.
-    """
-    shapes = [shape_of(shape) for shape in tree.source.shapes or ("",) * len(tree.source.sizes)]
-    fans = [(math.prod(shape[:-1]), min(shape)) if len(shape) > 1 else (0, 0) for shape in shapes]
-    n_in, fewest = np.array(fans).T / np.array(tree.source.sizes)
-    return (norm * np.sqrt(n_in) >= _GAIN) | (distance * np.sqrt(fewest) >= _OUTGROWN)
 
 
 def ratio(tree: Searched) -> Iterator[Finding]:
     """Updates that are far too large or too small for their parameters."""
     if kind_of(tree.name) != "updates":
         return
-    params_name, thresholds = sibling_name(tree.name, "params"), tree.thresholds
-    updates, ratios = tree.norm, tree.history.ratio(tree.name, params_name, "finite_norm")
+    params, thresholds = tree.sibling("params"), tree.thresholds
+    ratios = tree.history.ratio(tree.name, params.name, "finite_norm")
     if ratios is None:
         return
-    params = tree.history.values(params_name, "finite_norm")
-    source = tree.history.sources[params_name]
-    is_moving = updates.high.max(axis=0) > 0  # the others are dead, frozen or not trained
+    is_moving = tree.norm.high.max(axis=0) > 0  # the others are dead, frozen or not trained
     if (leap := _leap_finding(tree, is_moving)) is not None:
         yield leap
     if not tree.has_enough_steps:
@@ -306,13 +291,13 @@ def ratio(tree: Searched) -> Iterator[Finding]:
     yield from _rate_jumps(tree)
     # In sampled steps, parameters that start at zero are still tiny in the first sample.
     rest = slice(int(tree.n_steps < thresholds.fewest_steps), _entries_until_still(tree))
-    changes, relative = updates.latest[rest], ratios.latest[rest]
+    root, relative = _total_ratio(tree)[rest], ratios.latest[rest]
     if len(relative) < FEWEST_LOOKS:
         return
     with np.errstate(all="ignore"):
-        root = np.sqrt(np.nansum(changes**2, axis=1) / np.nansum(params.latest[rest][:, is_moving] ** 2, axis=1))
         typical = np.array([np.median(root), *np.median(relative, axis=0)])
-        sizes = np.array([np.inf if is_moving.all() else np.dot(is_moving, source.sizes), *source.sizes])
+        sizes = params.source.sizes
+        sizes = np.array([np.inf if is_moving.all() else np.dot(is_moving, sizes), *sizes])
         is_judged = np.isfinite(typical) & (typical > 0) & (sizes >= thresholds.ratio_size)
         # A ratio that still grows, as in a warm-up, is not too low.
         ends = np.array_split(np.column_stack([root, relative]), 3)
@@ -325,24 +310,22 @@ def ratio(tree: Searched) -> Iterator[Finding]:
             leaves = [-1] if -1 in leaves else []
         if not leaves:
             continue
-        value, path = float(typical[leaves[0] + 1]), "" if leaves[0] < 0 else tree.path(leaves[0])
-        others = (
-            f" The ratio of {len(leaves) - 1} more is too {'high' if is_high else 'low'}." if len(leaves) > 1 else ""
-        )
-        path_moves = path or " (of the leaves that move)" * (not is_moving.all())
-        yield Finding(
-            "ratio", tree.name, path, leaves[0], int(ratios.begins[rest][0]), int(ratios.ends[-1]), (("ratio", value),),
-            f"The updates are {digits_text(value, 2)} times the norm of {params_name}{path_moves}; about 1e-3 is usual."
+        value, n_more = float(typical[leaves[0] + 1]), len(leaves) - 1
+        others = f" The ratio of {n_more} more is too {'high' if is_high else 'low'}." if n_more else ""
+        where = " (of the leaves that move)" * (not is_moving.all()) if leaves[0] < 0 else tree.path(leaves[0])
+        yield tree.finding(
+            "ratio", leaves[0], (("ratio", value),),
+            f"The updates are {digits_text(value, 2)} times the norm of {params.name}{where}; about 1e-3 is usual."
             f"{others}",
             "Lower the learning rate." if is_high else "Raise the learning rate, or look for what makes the updates "
-            "so small.", tuple(leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]),
+            "so small.",
+            (leaf for leaf in leaves if leaf >= 0), float(times[leaves[0] + 1]), first=int(ratios.begins[rest][0]),
         )  # fmt: skip
 
 
 def _total_ratio(updates: Searched) -> np.ndarray:
     """float[entries]: the norm of all updates, relative to that of the parameters that ever move."""
-    moving = updates.norm.high.max(axis=0) > 0
-    params = updates.history.values(sibling_name(updates.name, "params"), "finite_norm").latest[:, moving]
+    params = updates.sibling("params").norm.latest[:, updates.norm.high.max(axis=0) > 0]
     with np.errstate(all="ignore"):
         return np.sqrt(np.nansum(updates.norm.latest**2, axis=1) / np.nansum(params**2, axis=1))
 
@@ -352,42 +335,36 @@ def largest_updates(tree: Searched, before: int) -> tuple[int, float] | None:
 
     None if they are of a usual size, or if the gradients of that step were larger than before.
     """
-    updates, history = replace(tree, name=sibling_name(tree.name, "updates")), tree.history
-    params_name, grads_name = (sibling_name(tree.name, kind) for kind in ("params", "grads"))
-    if not history.has_ratio(updates.name, params_name):
+    updates, params, grads = (tree.sibling(kind) for kind in ("updates", "params", "grads"))
+    if not tree.history.has_ratio(updates.name, params.name):
         return None
-    entries, params = np.flatnonzero(updates.norm.ends < before), history.values(params_name, "finite_norm").latest
+    entries, latest = np.flatnonzero(updates.norm.ends < before), params.norm.latest
     if not len(entries):
         return None
-    is_old = (params[0] > 0) & (updates.norm.high[entries].max(axis=0) > 0)  # the others start at zero, or do not move
+    is_old = (latest[0] > 0) & (updates.norm.high[entries].max(axis=0) > 0)  # the others start at zero, or do not move
     if is_old @ np.array(updates.source.sizes) < _FEWEST_ELEMENTS:
         return None
-    ratios = [float(np.divide(*(np.linalg.norm(x[i, is_old]) for x in (updates.norm.latest, params)))) for i in entries]
+    ratios = [float(np.divide(*(np.linalg.norm(x[i, is_old]) for x in (updates.norm.latest, latest)))) for i in entries]
     at = len(ratios) - 1 - int(np.argmax(ratios[: -_NEAR - 1 : -1]))
     step = int(updates.norm.begins[entries[at]])
-    grads = history.values(grads_name, "finite_norm") if grads_name in history.sources else updates.norm
-    root = np.sqrt(np.nansum(grads.high[grads.begins <= step] ** 2, axis=1))
+    norm = grads.norm if grads.name in tree.history.sources else updates.norm
+    root = _root(norm.high[norm.begins <= step])
     is_of_gradients = len(root) > 1 and root[-1] > _SIMILAR * np.median(root[:-1])
     return None if ratios[at] < _FAR_TOO_LARGE or is_of_gradients else (step, ratios[at])
 
 
 def _entries_until_still(updates: Searched) -> int:
     """The number of entries until updates end for good although gradients do not, as after a schedule; or all."""
-    name, grads = sibling_name(updates.name, "params"), sibling_name(updates.name, "grads")
-    if updates.history.ratio(updates.name, name) is None:
-        return len(updates.norm.n)
-    ratios, last = _total_ratio(updates), updates.span[1]
+    grads, ends, fewest = updates.sibling("grads"), updates.norm.ends, updates.thresholds.fewest_steps
+    if not updates.history.has_ratio(updates.name, updates.sibling("params").name):
+        return len(ends)
+    ratios, last = _total_ratio(updates), len(ends) - 1
     n = int(np.flatnonzero(np.append(np.inf, ratios) > _NO_UPDATE)[-1])
-    is_long = (
-        len(ratios) - n > 1
-        and (last - updates.norm.begins[min(n, len(ratios) - 1)]) // updates.numbering.apart
-        >= updates.thresholds.fewest_steps - 1
-    )
+    is_long = n < last and (ends[-1] - updates.norm.begins[n]) // updates.numbering.apart >= fewest - 1
     if not n or not is_long or np.median(ratios[:n]) < _SMALLEST_REGIME:
         return len(ratios)
-    if "norm" in updates.history.statistics(grads):
-        norms = updates.history.values(grads, "finite_norm")
-        is_alive = (norms.high[norms.begins >= updates.norm.begins[n]] > 0).any(axis=1)
+    if grads.has("norm"):
+        is_alive = (grads.norm.high[grads.norm.begins >= updates.norm.begins[n]] > 0).any(axis=1)
         return n if is_alive.mean() > 0.5 else len(ratios)
     return n
 
@@ -398,26 +375,23 @@ def stopped(updates: Searched) -> Iterator[Finding]:
     if n == len(updates.norm.n):
         return
     first, n_still = int(updates.norm.begins[n]), int(updates.norm.n[n:].sum())
-    since = updates.numbering.text(first)
-    yield Finding(
-        "frozen", updates.name, "", -1, first, updates.span[1], (("steps", float(n_still)),),
-        f"No update changed {sibling_name(updates.name, 'params')} since {since}, though there is a gradient.",
+    yield updates.finding(
+        "frozen", -1, (("steps", float(n_still)),),
+        f"No update changed {updates.sibling('params').name} since {updates.numbering.text(first)}, though there is a "
+        "gradient.",
         "Compare the length of the learning rate's schedule with that of the run.",
         (), ((updates.span[1] - first) // updates.numbering.apart + 1) / updates.thresholds.fewest_steps,
-        rank=Rank.TRAINING_ENDS,
+        Rank.TRAINING_ENDS, first=first,
     )  # fmt: skip
 
 
 def _rate_jumps(updates: Searched) -> Iterator[Finding]:
     """The first jump of updates relative to parameters while gradients do not: a learning rate, or a lost state."""
-    norm, grads = updates.norm, sibling_name(updates.name, "grads")
-    if updates.n_steps < updates.n_spanned or "norm" not in updates.history.statistics(grads):
+    grads, deviations = updates.sibling("grads"), updates.thresholds.spike_deviations
+    if updates.n_steps < updates.n_spanned or not grads.has("norm"):
         return
-    ratios, gradients = _total_ratio(updates), updates.history.values(grads, "finite_norm")
-    roots = np.sqrt(np.nansum(gradients.high**2, axis=1))
-    thresholds = replace(
-        updates.thresholds, spike=_RATE_JUMP, spike_deviations=updates.thresholds.spike_deviations * 0.6
-    )
+    ratios, roots = _total_ratio(updates), _root(grads.norm.high)
+    thresholds = replace(updates.thresholds, spike=_RATE_JUMP, spike_deviations=deviations * 0.6)
     jumps = jumps_of(ratios[:, None], thresholds)[:, 0] if len(roots) == len(ratios) else np.zeros(0)
     for entry in np.flatnonzero(np.diff(jumps > 0, prepend=False) & (jumps > 0)).tolist():  # the first of each event
         before, later = slice(max(entry - _NEAR, 0), entry), ratios[entry + _NEAR : entry + 2 * _NEAR]
@@ -426,15 +400,15 @@ def _rate_jumps(updates: Searched) -> Iterator[Finding]:
         # The first updates of Adam are as large as those after a lost state. Lookahead jumps every few steps.
         if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, _NEAR) : entry].max(initial=0.0):
             continue
-        step, times = int(norm.begins[entry]), 10 ** float(jumps[entry])
-        when = norm.numbering.text(step)
+        step, times = int(updates.norm.begins[entry]), 10 ** float(jumps[entry])
         is_lasting = not later.size or np.median(later) > ratios[entry] / times**0.5
         state = "" if is_lasting else "whether the optimizer's state was lost, as at a resume, and at "
-        yield Finding(
-            "ratio", updates.name, "", -1, step, step, (("ratio", float(ratios[entry])), (JUMP, times)),
-            f"The updates jumped to {factor_text(times)}× their median at {when}, while the gradients did not.",
+        yield updates.finding(
+            "ratio", -1, (("ratio", float(ratios[entry])), (JUMP, times)),
+            f"The updates jumped to {factor_text(times)}× their median at {updates.numbering.text(step)}, while the "
+            "gradients did not.",
             f"Look at {state}the learning rate and its schedule.",
-            (), times / _RATE_JUMP,
+            (), times / _RATE_JUMP, first=step, until=step,
         )  # fmt: skip
         return
 
@@ -455,12 +429,15 @@ def spikes(tree: Searched) -> Iterator[Finding]:
     if not len(tree.levels):
         return
     jumps = jumps_of(np.where(np.insert(tree.redundant, 0, False), np.nan, tree.levels), tree.thresholds)
-    entries = np.flatnonzero(jumps.any(axis=1))
-    if not entries.size:
-        return
-    events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
-    for event in events if len(events) <= _MOST_EVENTS else [entries]:
+    for event in events_of(jumps.any(axis=1)):
         yield _spike(tree, jumps[event], event)
+
+
+def events_of(is_jump: np.ndarray) -> list[np.ndarray]:
+    """The entries that jump, by event; all in one if there are many events."""
+    entries = np.flatnonzero(is_jump)
+    events = np.split(entries, np.flatnonzero(np.diff(entries) > _TOGETHER) + 1)
+    return [] if not entries.size else events if len(events) <= _MOST_EVENTS else [entries]
 
 
 def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
@@ -473,35 +450,30 @@ def _spike(tree: Searched, jumps: np.ndarray, event: np.ndarray) -> Finding:
     path, n = tree.path(column - 1) if column else "", len(affected)
     if not affected:
         affected = [int(np.nanargmax(tree.levels[top, 1:]))]
-        others = f"; most of it is {name}{tree.path(affected[0])}"
+        others = f"; most of it is {tree.text(affected)}"
     elif column:
         others = f", and so did {n - 1} other lea{'ves' if n > 2 else 'f'}" if n > 1 else ""
     else:
-        others = f"; {n} of {len(highest) - 1} {tree.nouns} jumped, {name}{tree.path(affected[0])} most: "
+        others = f"; {n} of {len(highest) - 1} {tree.nouns} jumped, {tree.text(affected[:1])} most: "
         others += f"{factor_text(10 ** highest[affected[0] + 1])}×"
     rest = f" It jumped at {len(event)} steps in all." if len(event) > 1 else ""
-    return Finding(
-        "spike", name, path, column - 1, int(tree.norm.begins[event[0]]), int(tree.norm.ends[event[-1]]),
+    advice = "Look at that step's batch"
+    if kind_of(name) != "grads":
+        advice += "."
+    elif tree.sibling("updates").name not in tree.history.sources:
+        advice += ", and at the learning rate: GradientInspector(updates=True) shows whether updates jumped before the "
+        advice += "gradients."
+    else:
+        advice += ". Clipping by the global norm limits the effect of one batch; with Adam, a lower b2 or a larger eps "
+        advice += "may help, too."
+    return tree.finding(
+        "spike", column - 1,
         (("norm", float(norm)), ("times", float(times)), ("steps", len(event)), ("leaves", n)),
         f"The norm of {name}{path} jumped to {digits_text(norm)} at {when}, {factor_text(times)}× its median "
         f"before{others}.{rest}",
-        _spike_advice(tree),
-        tuple(affected), times / tree.thresholds.spike,
+        advice, affected, times / tree.thresholds.spike,
+        first=int(tree.norm.begins[event[0]]), until=int(tree.norm.ends[event[-1]]),
     )  # fmt: skip
-
-
-def _spike_advice(tree: Searched) -> str:
-    if kind_of(tree.name) != "grads":
-        return "Look at that step's batch."
-    if sibling_name(tree.name, "updates") not in tree.history.sources:
-        return (
-            "Look at that step's batch, and at the learning rate: GradientInspector(updates=True) shows whether "
-            "updates jumped before the gradients."
-        )
-    return (
-        "Look at that step's batch. Clipping by the global norm limits the effect of one batch; with Adam, a lower b2 "
-        "or a larger eps may help, too."
-    )
 
 
 def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
@@ -577,161 +549,140 @@ def clipping(tree: Searched) -> Iterator[Finding]:
     If the gradients were measured before and after clipping, the two are compared. Otherwise gradients with the same
     norm in nearly every step are reported. The optimizer's input is checked only if no tap of it has such a finding.
     """
-    history, name, thresholds = tree.history, tree.name, tree.thresholds
-    is_received = kind_of(name) == "received"
-    if not (tree.is_gradient or is_received) or "norm" not in history.statistics(name):
+    sources, is_received = tree.history.sources, kind_of(tree.name) == "received"
+    if not (tree.is_gradient or is_received) or not tree.has("norm"):
         return
-    if is_received and any(True for tapped in _same_gradients(tree) for _ in clipping(tapped)):
+    same = (name for name, source in sources.items() if is_received and sum(source.sizes) == sum(tree.source.sizes))
+    taps = (tapped for name in same if (tapped := replace(tree, name=name)).is_gradient)
+    if any(True for tapped in taps for _ in clipping(tapped)):
         return
-    earlier, grads = reversed(list(history.sources)[: list(history.sources).index(name)]), sibling_name(name, "grads")
-    is_sum = is_received and _is_of_several(history, grads, name)
-    for before in [grads] if is_received else earlier:
-        compared = _norm_pairs(history, before, name, thresholds)
-        if is_sum or history.sources[before].unscaled:  # the bound applies to the sum, or to the unscaled gradients
+    earlier = [replace(tree, name=name) for name in itertools.takewhile(lambda name: name != tree.name, sources)]
+    grads, is_sum = tree.sibling("grads"), False
+    if is_received:  # whether several gradients before, as of micro-batches, make one after
+        n_before, n_after = (len(_exact_values(x, "norm")[0]) for x in (grads, tree))
+        is_sum = n_after > 0 and n_before >= 2 * n_after
+    for before in [grads] if is_received else reversed(earlier):
+        compared = _norm_pairs(before, tree)
+        if is_sum or before.source.unscaled:  # the bound applies to the sum, or to the unscaled gradients
             break
         if compared is not None:
-            yield from _always_smaller_finding(compared, before, name, thresholds)
+            yield from _always_smaller_finding(compared, before.name, tree)
             return
-    if not is_received or is_sum or any(history.sources[grads].unscaled):
-        yield from _constant_norm_finding(history, name, thresholds)
+    if not is_received or is_sum or any(grads.source.unscaled):
+        yield from _constant_norm_finding(tree)
 
 
-def _is_of_several(history: History, before: str, after: str) -> bool:
-    """Whether several gradients before, as of micro-batches, make one after."""
-    n_before, n_after = (len(_exact_values(history, name, "norm")[0]) for name in (before, after))
-    return n_after > 0 and n_before >= 2 * n_after
-
-
-def _same_gradients(received: Searched) -> Iterator[Searched]:
-    """The gradients and taps with as many elements as the optimizer's input."""
-    for name, source in received.history.sources.items():
-        tapped = replace(received, name=name)
-        if tapped.is_gradient and sum(source.sizes) == sum(received.source.sizes):
-            yield tapped
-
-
-def _norm_pairs(history: History, before: str, after: str, thresholds: Thresholds) -> _NormPairs | None:
+def _norm_pairs(before: Searched, after: Searched) -> _NormPairs | None:
     """The norms at common steps; None if the leaves differ, too few steps are common, or gradients grew."""
-    a, b = history.sources[before], history.sources[after]
-    if is_beside(before) or (a.paths, a.sizes) != (b.paths, b.sizes):
+    a, b = before.source, after.source
+    if is_beside(before.name) or (a.paths, a.sizes) != (b.paths, b.sizes):
         return None
-    (steps, norms_a), (steps_b, norms_b) = (_exact_values(history, name, "norm") for name in (before, after))
+    (steps, norms_a), (steps_b, norms_b) = (_exact_values(tree, "norm") for tree in (before, after))
     common, left, right = np.intersect1d(steps, steps_b, assume_unique=True, return_indices=True)
     has_number = np.array(a.has_number, bool)
     norms_a, norms_b = norms_a[left][:, has_number], norms_b[right][:, has_number]
-    is_known = (
-        np.isfinite(norms_a).all(axis=1) & np.isfinite(norms_b).all(axis=1) & norms_a.any(axis=1) & norms_b.any(axis=1)
-    )
+    is_known = np.logical_and.reduce([np.isfinite(x).all(axis=1) & x.any(axis=1) for x in (norms_a, norms_b)])
     steps, norms_a, norms_b = common[is_known], norms_a[is_known], norms_b[is_known]
-    if len(steps) < max(thresholds.fewest_steps, 1) or (norms_b > norms_a * (1 + _SAME)).any():
+    if len(steps) < max(after.thresholds.fewest_steps, 1) or (norms_b > norms_a * (1 + _SAME)).any():
         return None
-    measured_steps, largest = _exact_values(history, after, "max_abs")
+    measured_steps, largest = _exact_values(after, "max_abs")
     is_measured = bool(np.isin(steps, measured_steps).all())
     largest = largest[np.searchsorted(measured_steps, steps)][:, has_number].max(axis=1) if is_measured else None
     return _NormPairs(steps, norms_a, norms_b, largest)
 
 
-def _exact_values(history: History, name: str, statistic: str) -> tuple[np.ndarray, np.ndarray]:
+def _exact_values(tree: Searched, statistic: str) -> tuple[np.ndarray, np.ndarray]:
     """The positions of steps with an entry of their own, each once, and the values of the leaves there."""
-    timeline = history.values(name, FINITE + statistic)
+    timeline = tree.history.values(tree.name, FINITE + statistic)
     steps, places = np.unique(timeline.ends[timeline.n == 1], return_index=True)
     return steps, timeline.latest[timeline.n == 1][places]
 
 
-def _always_smaller_finding(compared: _NormPairs, before: str, name: str, thresholds: Thresholds) -> Iterator[Finding]:
+def _always_smaller_finding(compared: _NormPairs, before: str, tree: Searched) -> Iterator[Finding]:
     norms_before, norms_after = (np.linalg.norm(norms, axis=1) for norms in (compared.before, compared.after))
     is_less = compared.after < compared.before * (1 - _SAME)
     is_clipped = is_less.any(axis=1)
     part = float(is_clipped.mean())
-    if part < thresholds.clipping or not _is_clipped_at_bound(compared, norms_after, is_less):
+    if part < tree.thresholds.clipping or not _is_clipped_at_bound(compared, norms_before, norms_after, is_less):
         return
     top, bottom = (float(np.median(norms[is_clipped])) for norms in (norms_before, norms_after))
     has_one_bound = _is_constant(norms_after[is_clipped], norms_before[is_clipped])
-    subject = "what the optimizer receives" if kind_of(name) == "received" else name
+    subject = "what the optimizer receives" if kind_of(tree.name) == "received" else tree.name
     typical_top = digits_text(np.quantile(norms_before, 0.9), 2)
-    goal = f"to about {typical_top}, which nine of ten steps stay below" if has_one_bound else ""
+    goal = f" to about {typical_top}, which nine of ten steps stay below" if has_one_bound else ""
     # A normalisation also maps all larger gradients to one norm.
     is_sure = not (has_one_bound and is_clipped.all())
     method, prefix = ("Clipping", "Then") if is_sure else ("Clipping, or a normalisation,", "If it is clipping,")
-    yield Finding(
-        "clipping", name, "", -1, int(compared.steps[0]), int(compared.steps[-1]),
-        (("norm", bottom), ("norm before", top), ("part of steps", part)),
+    yield tree.finding(
+        "clipping", -1, (("norm", bottom), ("norm before", top), ("part of steps", part)),
         f"{method} makes {subject} smaller than {before} in {part:.0%} of the steps: the norm is {number_text(top)} "
         f"before it and {number_text(bottom)} after it.",
-        f"{prefix} the bound only rescales the learning rate: raise it{' ' * bool(goal)}{goal}, or lower the learning "
-        "rate instead.",
-        (), top / bottom,
-        rank=Rank.CHOICE,
+        f"{prefix} the bound only rescales the learning rate: raise it{goal}, or lower the learning rate instead.",
+        (), top / bottom, Rank.CHOICE, first=int(compared.steps[0]), until=int(compared.steps[-1]),
     )  # fmt: skip
 
 
-def _is_clipped_at_bound(compared: _NormPairs, norms: np.ndarray, is_less: np.ndarray) -> bool:
+def _is_clipped_at_bound(compared: _NormPairs, tops: np.ndarray, norms: np.ndarray, is_less: np.ndarray) -> bool:
     """Whether gradients were clipped at a bound, rather than scaled by a learning rate.
 
     Then the norm, the largest magnitude or a leaf's norm is constant when clipped; or leaves stay unchanged in some
     steps. Unchanged gradients must be the smaller ones: LARS scales by a parameter's norm, and by 1 if that is zero.
     """
     is_clipped = is_less.any(axis=1)
-    tops = np.linalg.norm(compared.before, axis=1)
     before, is_kept = np.where(is_less, compared.before, 0), compared.after >= compared.before * (1 - 1e-6)
     is_kept &= (compared.after > 0) & is_less.any(axis=0)
     if (np.where(is_kept, compared.before, 0).max(axis=0) > before.max(axis=0)).any():
         return False
-    if _is_constant(norms[is_clipped], tops[is_clipped]):
+    bounded = [norms] if compared.largest is None else [norms, compared.largest]
+    if any(_is_constant(values[is_clipped], tops[is_clipped]) for values in bounded):
         return True
-    if compared.largest is not None and _is_constant(compared.largest[is_clipped], tops[is_clipped]):
-        return True
-    relative = (_relative(x, is_less)[is_less] for x in (compared.after, compared.before))
+    relative = (  # to each leaf's median over the clipped entries
+        (x / np.ma.median(np.ma.array(x, mask=~is_less), axis=0).filled(np.nan))[is_less]
+        for x in (compared.after, compared.before)
+    )
     return _is_constant(*relative) or bool(is_kept.any())
-
-
-def _relative(norms: np.ndarray, is_less: np.ndarray) -> np.ndarray:
-    """The norms of each leaf relative to their median over the clipped entries."""
-    return norms / np.ma.median(np.ma.array(norms, mask=~is_less), axis=0).filled(np.nan)
 
 
 def _is_constant(values: np.ndarray, before: np.ndarray) -> bool:
     """Whether nearly all values are equal, although the values before clipping are not."""
-    spread, spread_before = (_spread(x, _NEARLY_ALL) for x in (values, before))
+    spread, spread_before = (_spread(x) for x in (values, before))
     return spread <= _BOUND and spread * _STEADIER <= spread_before
 
 
-def _spread(values: np.ndarray, part: float) -> float:
-    """The largest relative distance of this fraction of the values from their median."""
+def _spread(values: np.ndarray) -> float:
+    """The largest relative distance of nearly all values from their median."""
     middle = float(np.median(values))
-    return float(np.quantile(np.abs(values - middle), part)) / middle
+    return float(np.quantile(np.abs(values - middle), _NEARLY_ALL)) / middle
 
 
-def _constant_norm_finding(history: History, name: str, thresholds: Thresholds) -> Iterator[Finding]:
-    timeline: Timeline = history.values(name, "finite_norm")
-    is_exact = timeline.n == 1  # in a bucket, the norms of the leaves can come from different steps
-    is_exact &= ~occurs_in(history.values(name, "nonfinite"), timeline).any(axis=1)
-    norms = timeline.latest[is_exact]
-    root = np.sqrt(np.nansum(norms**2, axis=1))
-    if root.size < max(thresholds.fewest_steps, 1) or not (root > 0).all():
+def _constant_norm_finding(tree: Searched) -> Iterator[Finding]:
+    is_exact = tree.norm.n == 1  # in a bucket, the norms of the leaves can come from different steps
+    is_exact &= ~occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm).any(axis=1)
+    norms = tree.norm.latest[is_exact]
+    root = _root(norms)
+    if root.size < max(tree.thresholds.fewest_steps, 1) or not (root > 0).all():
         return
     bound = float(np.median(root))
     is_same = np.abs(root - bound) <= _SAME * bound
     part = float(np.mean(is_same))
-    if part >= thresholds.clipping and _gradients_vary(history, name, norms[is_same], root[is_same]):
-        yield Finding(
-            "clipping", name, "", -1, int(timeline.begins[is_exact][0]), int(timeline.ends[-1]),
-            (("norm", bound), ("part of steps", part)),
-            f"The norm of {name} was {number_text(bound)} in {part:.0%} of the steps: they are always clipped, "
+    if part >= tree.thresholds.clipping and _gradients_vary(tree, norms[is_same], root[is_same]):
+        yield tree.finding(
+            "clipping", -1, (("norm", bound), ("part of steps", part)),
+            f"The norm of {tree.name} was {number_text(bound)} in {part:.0%} of the steps: they are always clipped, "
             "or normalised.",
             "If it is clipping, the bound only rescales the learning rate: raise the bound to a few times the usual "
             "norm (measure the gradients before clipping), or lower the learning rate instead.",
-            rank=Rank.CHOICE,
+            rank=Rank.CHOICE, first=int(tree.norm.begins[is_exact][0]),
         )  # fmt: skip
 
 
-def _gradients_vary(history: History, name: str, norms: np.ndarray, root: np.ndarray) -> bool:
+def _gradients_vary(tree: Searched, norms: np.ndarray, root: np.ndarray) -> bool:
     """Whether gradients vary much more than their norm.
 
     If they do not, gradients are nearly constant: the learning rate is tiny, the loss is linear, or the loop drops the
     new parameters. Clipping by the global norm fixes the norm of a single leaf, so its largest magnitude is used.
     """
-    if len(history.sources[name].paths) == 1:
-        _, norms = _exact_values(history, name, "max_abs")
+    if len(tree.paths) == 1:
+        _, norms = _exact_values(tree, "max_abs")
     variation = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0)) if len(norms) else 0.0
     return variation > _SAME * root[0] and variation >= _STEADIER * float(np.ptp(root))
