@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from treeviz.analysis.stats.arrays import FIRST_EXPONENT
 from treeviz.inspector.runs import SampledParams
 from treeviz.steps.findings.find import Alarm
 from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
-from treeviz.steps.recording.history import History, Timeline, Track
-from treeviz.steps.recording.recorder import Recorder, Ticker
+from treeviz.steps.recording.history import History, Track
+from treeviz.steps.recording.recorder import Recorder, Ticker, close_at_exit
 from treeviz.steps.series import table_of_source
 from treeviz.steps.statistics import kind_of, result_kind, sibling_name
 from treeviz.tree.runtime import Lock
@@ -32,28 +32,28 @@ from treeviz.tree.text import class_name, error_text, module_name
 # Adapters of experiment loggers. No library is imported: the object that the user passes identifies it.
 
 
-class Logger(Protocol):
-    """Logs the measurements of a step.
+class Logger:
+    """Logs the measurements of a step to a function of a step and its numbers, `{name: float}`.
 
     Attributes:
       every_s: The least number of seconds between two deliveries.
       takes_newest: Whether it keeps only the newest step of a delivery.
     """
 
-    every_s: float
-    takes_newest: bool
+    every_s, takes_newest = 1.0, False
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         """Log numbers and histograms by name: the counts of values in [2**k, 2**(k + 1)), for k = `first`, …"""
-        ...
+        self._target(step, dict(numbers))
 
     def log_finding(self, finding: Finding) -> None:
-        """Log a finding."""
-        ...
+        pass  # `on_finding` receives it
 
     def flush(self) -> None:
         """Flush the log, so that a crash does not lose it."""
-        ...
 
 
 def logger_of(target: Any) -> Logger:
@@ -70,30 +70,12 @@ def logger_of(target: Any) -> Logger:
         if callable(getattr(target, method, None)):
             return logger(target)
     if callable(target):
-        return _Function(target)
+        return Logger(target)
     known = "a run of W&B, trackio, Aim or MLflow, a TensorBoard writer, or a function of a step and its numbers"
     raise TypeError(f"log_to: {class_name(type(target))} is not a known logger. Pass {known}.")
 
 
-class _Function:
-    """A function of a step and its numbers, `{name: float}`."""
-
-    every_s, takes_newest = 1.0, False
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
-        self._target(step, dict(numbers))
-
-    def log_finding(self, finding: Finding) -> None:
-        pass  # `on_finding` receives it
-
-    def flush(self) -> None:
-        pass
-
-
-class _TensorBoard(_Function):
+class _TensorBoard(Logger):
     """The `SummaryWriter` of tensorboardX or of PyTorch."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
@@ -142,7 +124,7 @@ class _MetricWriter(_TensorBoard):
         self._target.write_texts(finding.first, {"findings": str(finding)})
 
 
-class _Wandb(_Function):
+class _Wandb(Logger):
     """A run of W&B. As with `wandb.watch`, the numbers are sent with the next row that the user logs.
 
     W&B drops a row whose step is before its newest. So the step is a separate metric, the x axis of the others, and the
@@ -161,8 +143,8 @@ class _Wandb(_Function):
         for section in dict.fromkeys(name.partition("/")[0] for name in (*numbers, *histograms)):
             if section not in self._defined:
                 self._target.define_metric(self._STEP, hidden=True)
-                self._target.define_metric(section, step_metric=self._STEP)
-                self._target.define_metric(f"{section}/*", step_metric=self._STEP)
+                for name in (section, f"{section}/*"):
+                    self._target.define_metric(name, step_metric=self._STEP)
                 self._defined.add(section)
         row = {**numbers, **_histograms("wandb", histograms, first), self._STEP: step}
         self._target.log(row, commit=False)
@@ -172,7 +154,7 @@ class _Wandb(_Function):
         self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
 
 
-class _Trackio(_Function):
+class _Trackio(Logger):
     """trackio, or one of its runs."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
@@ -184,7 +166,7 @@ class _Trackio(_Function):
         self._target.alert(f"{finding.kind} at step {finding.first}", f"{finding.sentence} {finding.advice}", level)
 
 
-class _Aim(_Function):
+class _Aim(Logger):
     """A `Run` of Aim."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
@@ -198,7 +180,7 @@ class _Aim(_Function):
         (self._target.log_error if finding.severity == "error" else self._target.log_warning)(str(finding))
 
 
-class _MLflow(_Function):
+class _MLflow(Logger):
     """MLflow's module, for the active run, or a run; names may contain only letters, digits and `_-. /`."""
 
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
@@ -219,19 +201,12 @@ class _MLflow(_Function):
 
 def _histograms(library: str, histograms: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
     """The histograms as objects of a library that accepts the results of `np.histogram`."""
-    Histogram: Callable = sys.modules[library].Histogram
-    return {
-        name: Histogram(np_histogram=(counts, np.arange(first, first + len(counts) + 1)))
-        for name, counts in histograms.items()
-    }
+    make: Callable = sys.modules[library].Histogram
+    edges = {name: np.arange(first, first + len(counts) + 1) for name, counts in histograms.items()}
+    return {name: make(np_histogram=(counts, edges[name])) for name, counts in histograms.items()}
 
 
-_LIBRARIES: dict[str, Callable[[Any], Logger]] = {
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "aim": _Aim,
-    "mlflow": _MLflow,
-}
+_LIBRARIES: dict[str, Callable[[Any], Logger]] = {"wandb": _Wandb, "trackio": _Trackio, "aim": _Aim, "mlflow": _MLflow}
 _WRITERS: dict[str, Callable[[Any], Logger]] = {  # by a method name that is unique to each
     "add_histogram_raw": _TensorBoard,
     "write_scalars": _MetricWriter,
@@ -278,17 +253,17 @@ class NewSteps:
             if result_kind(source):
                 continue
             counts: dict[int, np.ndarray] = {}
-            for step, values in self._new(history, source, "nonfinite"):
+            for step, values in self._new(history.tracks, (source, "nonfinite")):
                 counts[step] = counts.get(step, 0) + np.maximum(values, 0)
-            for step, values in dict(self._new(history, source, "norm")).items():
+            for step, values in dict(self._new(history.tracks, (source, "norm"))).items():
                 bad = counts.get(step, np.zeros(len(values), np.int64))
                 norms[source, step] = values = np.where(bad > 0, np.nan, values)
                 self._add_norms(steps, step, history, f"{source} norm", source, values)
                 steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
-            for step, values in dict(self._new(history, source, "max_abs")).items():
+            for step, values in dict(self._new(history.tracks, (source, "max_abs"))).items():
                 numbers, is_bad = steps.setdefault(step, Step()).numbers, (counts.get(step, np.zeros(1)) > 0).any()
                 numbers[f"{source} max_abs"] = np.nan if is_bad else float(np.nanmax(values, initial=-np.inf))
-            for step, values in self._new(history, source, "histogram"):
+            for step, values in self._new(history.tracks, (source, "histogram")):
                 histograms = steps.setdefault(step, Step()).histograms
                 for leaf, path in self._leaves(history, source):
                     name = f"{source} log2/{path}"
@@ -299,21 +274,17 @@ class NewSteps:
                 with np.errstate(divide="ignore", invalid="ignore"):
                     self._add_norms(steps, step, history, f"{source} ratio", source, values, params)
         for name, track in history.scalars.tracks.items():
-            for step, (value, code) in self._entries(track, (SCALARS, name)):
+            for step, (value, code) in self._new({(SCALARS, name): track}, (SCALARS, name)):
                 steps.setdefault(step, Step()).numbers[f"{SCALARS}/{name}"] = float(np.nan if code else value)
         return steps
 
-    def _new(self, history: History, source: str, statistic: str) -> Iterator[tuple[int, np.ndarray]]:
-        track = history.tracks.get((source, statistic))
-        if track is not None:
-            yield from self._entries(track, (source, statistic))
-
-    def _entries(self, track: Track, key: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
-        n_new = track.n_steps - self._n_returned.get(key, 0)
-        self._n_returned[key] = track.n_steps
-        timeline: Timeline = track.newest(n_new)
-        values = timeline.latest if timeline.total is None else timeline.total
-        yield from zip(timeline.until.tolist(), values, strict=True) if n_new else ()
+    def _new(self, tracks: Mapping[tuple[str, str], Track], key: tuple[str, str]) -> Iterator[tuple[int, np.ndarray]]:
+        n_new = tracks[key].n_steps - self._n_returned.get(key, 0) if key in tracks else 0
+        if n_new:
+            self._n_returned[key] = tracks[key].n_steps
+            timeline = tracks[key].newest(n_new)
+            values = timeline.latest if timeline.total is None else timeline.total
+            yield from zip(timeline.until.tolist(), values, strict=True)
 
     def _add_norms(self, steps, step: int, history: History, name: str, source: str, values, params=None) -> None:
         leaves = self._leaves(history, source)
@@ -375,7 +346,7 @@ class RunLog:
             self._tick, first_s=self._logger.every_s, lock=contextlib.nullcontext(), name="treeviz log"
         )
         self._ticker.start()
-        atexit.register(_close_at_exit, weakref.ref(self))
+        atexit.register(close_at_exit, weakref.ref(self))
 
     def close(self) -> None:
         """Read and log the remaining steps; waits for running ones. Close it before its writer."""
@@ -410,10 +381,8 @@ class RunLog:
         """Log the new steps. The logger is called without the recorder's lock, so it may be slow."""
         with self._delivering:
             with self._recorder.reading:
-                new_steps = [
-                    self._new_steps.take_new(history)
-                    for history in dict.fromkeys((self._history, self._recorder.history))
-                ]
+                histories = dict.fromkeys((self._history, self._recorder.history))
+                new_steps = [*map(self._new_steps.take_new, histories)]
                 if self._history is not self._recorder.history:
                     self._history = self._recorder.history
                     self._alarm.begin()
@@ -429,9 +398,8 @@ class RunLog:
                 self._logger.flush()
             except Exception as error:  # no error of a logger may stop the run
                 if not self._has_warned:
-                    _logger.warning(
-                        "log_to: %s; the run continues without the steps that it refused.", error_text(error)
-                    )
+                    text = "log_to: %s; the run continues without the steps that it refused."
+                    _logger.warning(text, error_text(error))
                 self._has_warned = True
             self._delivered = self._clock()
 
@@ -454,9 +422,3 @@ class RunLog:
         self._cost_s = self._clock() - began
         self.n_left_out -= 1
         self.n_logged += 1
-
-
-def _close_at_exit(reference: weakref.ref[RunLog]) -> None:
-    log = reference()
-    if log is not None:
-        log.close()

@@ -108,16 +108,16 @@ def axes_of(arrived: Arrived) -> dict[str, tuple[str, ...]]:
     A tap in a scan over layers has their axis as "layer": gradients are taken once for all, so it is no axis of steps.
     In a measurement that the user returned from the step, the first leading axis is assumed to be that of a loop.
     """
-    axes = {}
-    for name, shape in arrived.measurement.shapes.items():
-        if name in arrived.watches:
-            axes[name] = tuple(axis.kind for axis in arrived.watches[name].axes)
-        else:
-            axes[name] = ("step", *("member",) * (len(shape) - 3))[: max(len(shape) - 2, 0)]
-    shapes = arrived.measurement.shapes
+    shapes, watches = arrived.measurement.shapes, arrived.watches
+    axes = {
+        name: tuple(axis.kind for axis in watches[name].axes)
+        if name in watches
+        else ("step", *("member",) * (len(shape) - 3))[: max(len(shape) - 2, 0)]
+        for name, shape in shapes.items()
+    }
     loops = {name: [n for n, kind in zip(shapes[name], axes[name], strict=False) if kind == "step"] for name in axes}
     of_gradients = [sizes for name, sizes in loops.items() if kind_of(name)]
-    for name in arrived.watches.keys() & axes.keys() if of_gradients else ():
+    for name in watches.keys() & axes.keys() if of_gradients else ():
         if not kind_of(name):
             loop = loops[name]
             n_common = next(n for n in range(len(loop), -1, -1) if any(loop[:n] == sizes[:n] for sizes in of_gradients))
@@ -149,18 +149,25 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
             if source.name == LOSSES:
                 continue
             numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
-            attributed_axes = first.watches[source.name].axes if source.name in first.watches else ()
-            parts = next((axis.parts for axis in attributed_axes if axis.parts is not None), None)
-            kinds = axes[source.name]
-            if members == "joined" and "norm" in numbers and _is_of_ensemble(kinds, first.watches.get(source.name)):
+            watch, kinds = first.watches.get(source.name), axes[source.name]
+            parts = next((axis.parts for axis in (watch.axes if watch else ()) if axis.parts is not None), None)
+            # In an ensemble each member has its own parameters; examples share them, and some may have no gradient.
+            is_ensemble = {*kinds} & {"member", "device"} == {"member"} and watch and "of each" not in watch.label
+            if members == "joined" and "norm" in numbers and is_ensemble:
                 numbers["least"] = numbers["norm"]
             source, rows = _leaf_rows(source, numbers, ("batch", *kinds), members, parts)
             source = source._replace(name=printable(source.name + first.suffix))
             numbers_by_source[source.name] = rows
             sources.append(source)
-        for source, rows in _bad_results(first, counts):
-            numbers_by_source[source.name] = rows
-            sources.append(source)
+        if counts is not None and (counts := counts & 0x7FFFFFFF).any():  # none in healthy steps
+            end = 0
+            for source in first.measurement.results:
+                start, end = end, end + len(source.paths)
+                own = counts[:, None, start:end].astype(np.int64)
+                if own.any():
+                    source = source._replace(name=printable(source.name + first.suffix))
+                    numbers_by_source[source.name] = {"nonfinite": own >> 16, "nan": own & 0xFFFF}
+                    sources.append(source)
         for steps in _in_order(batch, sources, numbers_by_source):
             yield steps._replace(losses=_losses(batch, packed.pop(LOSSES))) if LOSSES in packed else steps
 
@@ -179,20 +186,6 @@ def _losses(batch: Sequence[Arrived], bits: np.ndarray) -> list[tuple[int, dict[
         (arrived.step, {name: own[place] for name, place in places.items()}, n_inner)
         for arrived, own in zip(batch, values, strict=True)
     ]
-
-
-def _bad_results(first: Arrived, counts: np.ndarray | None) -> Iterator[tuple[MeasuredTree, dict[str, np.ndarray]]]:
-    """Yield the results with non-finite values, with their counts [batch, 1, leaves]; none in healthy steps."""
-    counts = np.zeros(()) if counts is None else (counts & 0x7FFFFFFF)[:, None]
-    if not counts.any():
-        return
-    start = 0
-    for source in first.measurement.results:
-        own_counts = counts[..., start : start + len(source.paths)].astype(np.int64)
-        start += len(source.paths)
-        if own_counts.any():
-            name = printable(source.name + first.suffix)
-            yield source._replace(name=name), {"nonfinite": own_counts >> 16, "nan": own_counts & 0xFFFF}
 
 
 def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
@@ -217,9 +210,8 @@ def _on_host(arrays: Sequence[Any]) -> np.ndarray:
     """Copy arrays of one shape to the host, stacked."""
     order = _order_of_parts(arrays[0])
     with jax.transfer_guard("allow"):
-        if order and all(
-            array.sharding == arrays[0].sharding for array in arrays
-        ):  # takes half the time of `np.asarray`
+        # Takes half the time of `np.asarray`.
+        if order and all(array.sharding == arrays[0].sharding for array in arrays):
             parts = [[array.addressable_shards[i].data for i in order] for array in arrays]
             return np.array([np.concatenate([np.asarray(part) for part in shards]) for shards in parts])
         return np.array([np.asarray(array) for array in arrays])  # takes a fifth of the time of `np.stack`
@@ -278,50 +270,43 @@ def _layout(arrived: Arrived) -> Any:
     return sources, measurement.statistics, shapes, id(arrived.watches), arrived.suffix
 
 
-def _is_of_ensemble(kinds: Sequence[str], watch: Attribution | None) -> bool:
-    """Whether each member has its own parameters. Examples share them, and some may have no gradient."""
-    return watch is not None and set(kinds) & {"member", "device"} == {"member"} and "of each" not in watch.label
-
-
 def _leaf_rows(
     source: MeasuredTree, numbers: dict[str, np.ndarray], kinds: Sequence[str], members: str, parts: Parts | None
 ):
     """Reshape numbers with any leading axes to [batch, inner steps, leaves, …]; each layer is a leaf."""
-    n_front = len(kinds)
+    n_front, front = len(kinds), next(iter(numbers.values())).shape[: len(kinds)]
     layer_axes = [i for i, kind in enumerate(kinds) if kind == "layer"]
     step_axes = [i for i, kind in enumerate(kinds) if kind == "step"] + layer_axes
     member_axes = [i for i, kind in enumerate(kinds) if kind in ("member", "device")]
-    rows = {}
-    n_members = 1
+    n_members, n_steps, n_layers = (math.prod(front[i] for i in axes) for axes in (member_axes, step_axes, layer_axes))
+    is_joined, rows = members == "joined" or parts is not None, {}
     for name, values in numbers.items():
-        shape = values.shape
+        leaves = values.shape[n_front:]
         values = np.transpose(values, [0, *step_axes, *member_axes, *range(n_front, values.ndim)])
-        n_members = int(np.prod([shape[i] for i in member_axes], dtype=np.int64))
-        n_steps = int(np.prod([shape[i] for i in step_axes], dtype=np.int64))
         if not n_members:  # an empty batch: zeros, as without a gradient
-            n_members, values = 1, np.zeros((shape[0], n_steps, 1, *shape[n_front:]), values.dtype)
-        values = values.reshape(shape[0], n_steps, n_members, *shape[n_front:])
+            values = np.zeros((front[0], n_steps, 1, *leaves), values.dtype)
+        values = values.reshape(front[0], n_steps, max(n_members, 1), *leaves)
         if parts is not None:
             rows[name] = parts.joined(STATISTICS[name].join_members, values)
-        elif not member_axes or (members == "joined"):
-            rows[name] = STATISTICS[name].join_members(values, axis=2) if member_axes else values[:, :, 0]
         else:
-            values = np.moveaxis(values, 2, 3)  # the members of a leaf become consecutive
-            rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
-    if member_axes and members == "each" and parts is None:
-        source = _leaf_per_member(source, n_members)
+            rows[name] = _members_as_leaves(name, values, is_joined) if member_axes else values[:, :, 0]
+    if member_axes and not is_joined:
+        source = _leaf_per_member(source, max(n_members, 1))
     if not layer_axes:
         return source, rows
-    n_layers = int(np.prod([next(iter(numbers.values())).shape[i] for i in layer_axes], dtype=np.int64))
     is_joined = n_layers > MOST_SCANNED  # they are more likely time steps
     for name, values in rows.items():
         values = values.reshape(values.shape[0], -1, n_layers, *values.shape[2:])
-        if is_joined:
-            rows[name] = STATISTICS[name].join_members(values, axis=2)
-        else:
-            values = np.moveaxis(values, 2, 3)
-            rows[name] = values.reshape(*values.shape[:2], -1, *values.shape[4:])
+        rows[name] = _members_as_leaves(name, values, is_joined)
     return source if is_joined else _leaf_per_member(source, n_layers), rows
+
+
+def _members_as_leaves(name: str, values: np.ndarray, is_joined: bool) -> np.ndarray:
+    """Values [batch, inner steps, members, leaves, …] with the members of a leaf side by side, or joined into one."""
+    if is_joined:
+        return STATISTICS[name].join_members(values, axis=2)
+    values = np.moveaxis(values, 2, 3)
+    return values.reshape(*values.shape[:2], -1, *values.shape[4:])
 
 
 def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
@@ -330,22 +315,10 @@ def _leaf_per_member(source: MeasuredTree, n_members: int) -> MeasuredTree:
         with_member_axis = source._replace(sizes=tuple(n_members * size for size in source.sizes), shapes=shapes)
         return in_layers(with_member_axis, (0,) * len(shapes))
 
-    def repeated(values: Sequence) -> tuple:
-        return tuple(value for value in values for _ in range(n_members))
-
-    paths = tuple(f"{path}[{member}]" for path in source.paths for member in range(n_members))
-    return source._replace(
-        paths=paths,
-        sizes=repeated(source.sizes),
-        dtypes=repeated(source.dtypes),
-        has_number=repeated(source.has_number),
-        shapes=repeated(source.shapes),
-        stacks=(),
-        cut_off=repeated(source.cut_off),
-        unscaled=repeated(source.unscaled),
-        frozen=repeated(source.frozen),
-        drifts=repeated(source.drifts),
-    )
+    repeated: Any = (tuple(value for value in values for _ in range(n_members)) for values in source[1:])
+    source = MeasuredTree(source.name, *repeated)
+    paths = tuple(f"{path}[{i % n_members}]" for i, path in enumerate(source.paths))
+    return source._replace(paths=paths, stacks=())
 
 
 def _in_order(arrived: Sequence[Arrived], sources: list[MeasuredTree], numbers: Numbers) -> Iterator[ReadSteps]:

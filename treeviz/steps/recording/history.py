@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,8 +122,7 @@ class Track:
 
     def extend(self, steps: Sequence[int] | np.ndarray, values: np.ndarray) -> None:
         """Append the values [steps, *shape] of some steps, or of the rows of `with_inner`."""
-        if self._change is not None:
-            self.settle()
+        self.settle()
         steps = with_inner(steps)
         self.has_inner = self.has_inner or bool((steps[1] >= 0).any())
         capacity, n_done = len(self.exact), 0
@@ -154,11 +152,14 @@ class Track:
         bucket, n, total = self.n_buckets - 1, 1, None
         if bucket < 0 or self.bucket_steps[2, bucket] >= self.bucket_width:
             if self.n_buckets == self.bucket_steps.shape[1]:
-                self._halve()
+                pairs = np.arange(0, self.n_buckets, 2)
+                merged_pairs = _merged(self.buckets, self.bucket_steps, pairs, self.is_count)
+                self._make(Track._set_buckets, *merged_pairs, 2 * self.bucket_width)
             bucket = self.n_buckets
         else:
             n = self.bucket_steps[2, bucket] + 1
-            total = _add(self.buckets[0, bucket], self.exact[self.oldest]) if self.is_count else None
+            if self.is_count:  # -1 marks a leaf without numbers
+                total = np.maximum(self.buckets[0, bucket] + self.exact[self.oldest], -1)
         self._make(Track._move, self.oldest, bucket, n, total, self.n_folded + 1)
 
     def _move(self, slot: int, bucket: int, n: np.int64 | int, total: np.ndarray | None, n_folded: int) -> None:
@@ -179,11 +180,6 @@ class Track:
             self.bucket_steps[4, bucket] = inner
         self.n_buckets = bucket + 1
         self.oldest, self.n_exact, self.n_folded = (slot + 1) % capacity, capacity - 1, n_folded
-
-    def _halve(self) -> None:
-        groups = np.arange(0, self.n_buckets, 2)
-        values, steps = _merged(self.buckets, self.bucket_steps, groups, self.is_count)
-        self._make(Track._set_buckets, values, steps, 2 * self.bucket_width)
 
     def _set_buckets(self, values: np.ndarray, steps: np.ndarray, bucket_width: int) -> None:
         n = steps.shape[1]
@@ -218,14 +214,11 @@ class Track:
         inner: InnerSteps = NO_INNER,
     ) -> Timeline:
         """Return the steps from `first` to `until`, in at most `resolution` entries, numbered as in `inner`."""
-        is_wanted, is_exact_wanted = np.ones(self.n_buckets, bool), np.ones(self.n_exact, bool)
-        order = self._order()
-        steps, exact_steps = self.bucket_steps[:, : self.n_buckets], self.exact_steps[0, order]
-        if first is not None:
-            is_wanted, is_exact_wanted = is_wanted & (steps[1] >= first), is_exact_wanted & (exact_steps >= first)
-        if until is not None:
-            is_wanted, is_exact_wanted = is_wanted & (steps[0] <= until), is_exact_wanted & (exact_steps <= until)
-        return self._entries(np.flatnonzero(is_wanted), order[is_exact_wanted], inner, resolution)
+        least, most = -np.inf if first is None else first, np.inf if until is None else until
+        order, steps = self._order(), self.bucket_steps[:, : self.n_buckets]
+        exact_steps, is_wanted = self.exact_steps[0, order], (steps[1] >= least) & (steps[0] <= most)
+        slots = order[(exact_steps >= least) & (exact_steps <= most)]
+        return self._entries(np.flatnonzero(is_wanted), slots, inner, resolution)
 
     @property
     def n_steps(self) -> int:
@@ -279,12 +272,6 @@ def with_inner(steps: Sequence[int] | np.ndarray, inner: Sequence[int] | np.ndar
     """int64[2, k]: the steps, and their inner steps or -1; `steps` as they are if they have both."""
     rows = np.asarray(steps, np.int64)
     return rows if rows.ndim == 2 else np.stack([rows, np.full(len(rows), -1) if inner is None else inner])
-
-
-def _add(total: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Add counts; -1 marks a leaf without numbers."""
-    sums = np.add(total, values)
-    return np.maximum(sums, -1, out=sums)
 
 
 def _merged(values: np.ndarray, steps: np.ndarray, groups: np.ndarray, is_count: bool):
@@ -436,12 +423,8 @@ class Scalars:
 
     def last(self) -> dict[str, tuple[int, float]]:
         """Return the newest step of each scalar, and its value there."""
-        newest = {name: track.latest() for name, track in self.tracks.items()}
-        return {
-            name: (step_and_value[0], float(number_of(step_and_value[1])))
-            for name, step_and_value in newest.items()
-            if step_and_value is not None
-        }
+        newest = ((name, track.latest()) for name, track in self.tracks.items())
+        return {name: (pair[0], float(number_of(pair[1]))) for name, pair in newest if pair is not None}
 
     def fields(self) -> dict[str, Any]:
         """Everything except the arrays of the tracks, for a file."""
@@ -485,22 +468,6 @@ def batch_of(fields: Sequence[Any]) -> Batch:
 Record = list[tuple[str, str, np.ndarray]]  # source, statistic, values [leaves] or [steps, leaves]
 
 
-class Journal(Protocol):
-    """Writes each appended step to a file; see `treeviz.steps.recording.history_file`."""
-
-    path: Path
-
-    def write(self, history: History, step: int, record: Record | ScalarRow, inner: int = -1) -> None: ...
-
-    def saved(self, history: History, path: Path) -> None: ...
-
-    def catch_up(self, history: History, *, now: bool = False) -> None: ...
-
-    def lacks(self, history: History) -> tuple[int, str]: ...
-
-    def close(self) -> None: ...
-
-
 class History:
     """The statistics of every leaf over time: exact for recent steps, merged into buckets for older ones.
 
@@ -524,7 +491,7 @@ class History:
       run: A random identifier of the run.
       name: The user's name of the run, or empty.
       tree: The name of the measured tree in views, or empty.
-      journal: Writes each appended step to a file, so that a crash loses none; or None.
+      journal: A `treeviz.steps.recording.history_file.Journal`, which writes each appended step to a file; or None.
       damage: What could not be read from the file of the history, or empty.
 
     Args:
@@ -543,7 +510,7 @@ class History:
         self.n_appended = 0
         self.run = uuid.uuid4().hex  # so that a journal of another run is never read
         self.name = self.tree = ""
-        self.journal: Journal | None = None
+        self.journal: Any = None
         self.damage = ""
 
     def add_source(self, source: MeasuredTree, max_bytes: int) -> None:
@@ -637,7 +604,7 @@ class History:
             track = self.tracks.get((name, statistic))
             if track is None:
                 track = self.new_track(name, statistic)
-            parts.append((track, track.n_folded + track.n_exact, values))
+            parts.append((track, track.n_steps, values))
         self._unfinished = self.n_appended + steps.shape[1], steps, parts
         self.finish()
 
@@ -648,7 +615,7 @@ class History:
         n_appended, steps, parts = self._unfinished
         for track, n_before, values in parts:
             track.settle()
-            n_done = track.n_folded + track.n_exact - n_before
+            n_done = track.n_steps - n_before
             track.extend(steps[:, n_done:], values[n_done:])
         self.n_appended = n_appended
         self._unfinished = None
@@ -759,22 +726,20 @@ class History:
             return None
         numerator, denominator = (self.values(source, statistic, **options) for source in (of, to))
         with np.errstate(divide="ignore", invalid="ignore"):
-            low, high, latest = (
-                numerator.low / denominator.high,
-                numerator.high / denominator.low,
-                numerator.latest / denominator.latest,
-            )
-        return numerator._replace(low=low, high=high, latest=latest)
+            low, high = numerator.low / denominator.high, numerator.high / denominator.low
+            return numerator._replace(low=low, high=high, latest=numerator.latest / denominator.latest)
 
     def has_ratio(self, of: str, to: str) -> bool:
         """Whether two sources have norms of the same leaves at the same steps. Copies no values."""
-        numerator_source, denominator_source = self.sources.get(of), self.sources.get(to)
-        if numerator_source is None or denominator_source is None or numerator_source.sizes != denominator_source.sizes:
+        if not {of, to} <= self.sources.keys() or self.sources[of].sizes != self.sources[to].sizes:
             return False
-        numerator, denominator = self.tracks.get((of, "norm")), self.tracks.get((to, "norm"))
+        numerator, denominator = (self.tracks.get((name, "norm")) for name in (of, to))
         if numerator is None or denominator is None:
             return numerator is denominator
         return np.array_equal(numerator.entry_steps()[[1, 2, 4]], denominator.entry_steps()[[1, 2, 4]])
+
+
+_NEWEST = 16
 
 
 def main_source(history: History) -> str:
@@ -785,7 +750,9 @@ def main_source(history: History) -> str:
     grads = [name for name in history.sources if name.startswith("grads")]
     with_updates = [name for name in grads if sibling_name(name, "updates") in history.sources]
     candidates = with_updates or grads or [*history.sources]
-    n_known = [_n_known(history, name) for name in candidates]
+    # Of the newest steps; the branch of a conditional has no numbers where it is not taken.
+    tracks = [history.tracks.get((name, "nonfinite")) for name in candidates]
+    n_known = [0 if t is None else int((t.newest(_NEWEST).latest >= 0).any(axis=1).sum()) for t in tracks]
     first = next(name for name, n in zip(candidates, n_known, strict=True) if 2 * n > max(n_known) or not max(n_known))
     tree, _ = section_of(first)
     return [name for name in history.sources if section_of(name)[0] == tree][-1]
@@ -800,15 +767,6 @@ def source_named(history: History, name: str | None) -> str:
     if name is not None and name not in history.sources:
         raise ValueError(f"there is no tree {name!r} in this run; there are {', '.join(map(repr, history.sources))}.")
     return main_source(history) if name is None else name
-
-
-def _n_known(history: History, name: str) -> int:
-    """The number of the newest steps that have numbers; the branch of a conditional has none where it is not taken."""
-    track = history.tracks.get((name, "nonfinite"))
-    return 0 if track is None else int((track.newest(_NEWEST).latest >= 0).any(axis=1).sum())
-
-
-_NEWEST = 16
 
 
 # A tree whose structure changes during a run gets another name, so that no step is lost: "grads since step 12".
@@ -832,16 +790,20 @@ class Sections:
         Raises:
           ValueError: A tree has changed too often.
         """
-        if steps.sources is self._unchanged or all(map(self._is_unchanged, steps.sources)):
+        known = ((source, *self._newest.get(source.name, ("unknown", source))) for source in steps.sources)
+        if steps.sources is self._unchanged or all(
+            not section and source.paths is last.paths and source.shapes is last.shapes
+            for source, section, last in known
+        ):
             self._unchanged = steps.sources  # steps that were read together have the same list
             return steps
         sections: dict[str, str] = {}
-        for source in sorted(steps.sources, key=_goes_with_gradients):
+        for source in sorted(steps.sources, key=lambda source: is_beside(source.name)):
             wanted = self.of(source.name, history)
-            if _goes_with_gradients(source):  # use the section of the gradients, even if that is newer
+            if is_beside(source.name):  # use the section of the gradients, even if that is newer
                 wanted = sections.get(sibling_name(source.name, "grads"), wanted)
             sections[source.name] = _section(source, wanted, steps.steps[0], history)
-        self._newest.update({source.name: (sections[source.name], source) for source in steps.sources})
+        self._newest |= {source.name: (sections[source.name], source) for source in steps.sources}
         if not any(sections.values()):
             return steps
         return steps._replace(
@@ -853,15 +815,6 @@ class Sections:
         """Return the section of a tree's newest step; empty if it has not changed."""
         return self._newest[name][0] if name in self._newest else _known_sections(name, history.sources)[-1]
 
-    def _is_unchanged(self, source: MeasuredTree) -> bool:
-        """Whether it has no section, and the same objects as last time."""
-        section, last = self._newest.get(source.name, ("unknown", source))
-        return not section and source.paths is last.paths and source.shapes is last.shapes
-
-
-def _goes_with_gradients(source: MeasuredTree) -> bool:
-    return is_beside(source.name)
-
 
 def _known_sections(name: str, sources: Collection[str]) -> list[str]:
     """The sections of a tree, the newest last."""
@@ -870,14 +823,12 @@ def _known_sections(name: str, sources: Collection[str]) -> list[str]:
 
 def _section(source: MeasuredTree, wanted: str, step: int, history: History) -> str:
     """The section with the structure of a tree: the wanted one, another one, or a new one."""
-    if _fits(source, history.sources.get(source.name + wanted)):
-        return wanted
-    known_sections = _known_sections(source.name, history.sources)
-    for section in reversed(known_sections):
+    known = _known_sections(source.name, history.sources)
+    for section in (wanted, *reversed(known)):
         if _fits(source, history.sources.get(source.name + section)):
             return section
-    if len(known_sections) >= MOST_SECTIONS:
-        raise ValueError(f"{source.name} has had {len(known_sections)} other structures before")
+    if len(known) >= MOST_SECTIONS:
+        raise ValueError(f"{source.name} has had {len(known)} other structures before")
     section = f" since step {step}"
     while source.name + section in history.sources:  # the step count restarted from 0
         section += " again"

@@ -24,6 +24,7 @@ A truncated or damaged record ends the journal.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -129,32 +130,25 @@ def _add(history: History, record: bytes) -> None:
     # These raise before the history is changed.
     step, inner = int(np.int64(head["step"])), _checked_inner(int(head["inner"]))
     if "scalars" in head:
-        history.append_scalars([_row(step, head, inner)])
-    else:
-        arrays = list(_arrays(history, head["arrays"], record[begin : begin + n_body]))
-        history.add(with_inner([step], [inner]), arrays)
+        named = itertools.islice(head["scalars"].items(), MOST_NAMES)
+        values = {printable(name): np.array(numbers, np.float64).reshape(-1) for name, numbers in named}
+        batch = None if head["batch"] is None else batch_of(head["batch"])
+        history.append_scalars([ScalarRow(step, values, batch, max(inner, 1))])
+        return
+    arrays, end = [], begin + n_body
+    for source, statistic in head["arrays"]:
+        shape, dtype = history.kind_of(source, statistic)
+        n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
+        data = record[begin : min(begin + n_bytes, end)]
+        arrays.append((source, statistic, np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(1, *shape)))
+        begin += n_bytes
+    history.add(with_inner([step], [inner]), arrays)
 
 
 def _checked_inner(inner: int) -> int:
     if not -1 <= inner < _MOST_INNER:
         raise ValueError(f"no call has an inner step {inner:,}")
     return inner
-
-
-def _row(step: int, head: dict[str, Any], n_inner: int) -> ScalarRow:
-    names_and_values = [*head["scalars"].items()][:MOST_NAMES]
-    values = {printable(name): np.array(numbers, np.float64).reshape(-1) for name, numbers in names_and_values}
-    return ScalarRow(step, values, None if head["batch"] is None else batch_of(head["batch"]), max(n_inner, 1))
-
-
-def _arrays(history: History, names: list[list[str]], body: bytes) -> Iterator[tuple[str, str, np.ndarray]]:
-    offset = 0
-    for source, statistic in names:
-        shape, dtype = history.kind_of(source, statistic)
-        n_bytes = 8 * int(np.prod(shape, dtype=np.int64))
-        values = np.frombuffer(body[offset : offset + n_bytes], np.dtype(dtype).newbyteorder("<"))
-        yield source, statistic, values.reshape(1, *shape)
-        offset += n_bytes
 
 
 FORMAT, VERSION = "treeviz-history", 2
@@ -200,6 +194,12 @@ def write(history: History, path: Path) -> None:
 
 def header_of(history: History) -> dict[str, Any]:
     """Everything except the arrays, as JSON."""
+    leaf_at = {name: {path: i for i, path in enumerate(source.paths)} for name, source in history.sources.items()}
+    forward = {
+        name: [leaf_at[name][path] for path in paths if path in leaf_at[name]]
+        for name, paths in history.forward.items()
+        if name in leaf_at
+    }
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -215,17 +215,7 @@ def header_of(history: History) -> dict[str, Any]:
             for (source, statistic), track in history.tracks.items()
         ],
         **({"scalars": history.scalars.fields()} if history.scalars else {}),
-        **({"forward": forward} if (forward := _orders(history)) else {}),
-    }
-
-
-def _orders(history: History) -> dict[str, list[int]]:
-    """The leaves of each source in the order in which the step uses them."""
-    leaf_indices = {name: {path: i for i, path in enumerate(source.paths)} for name, source in history.sources.items()}
-    return {
-        name: [leaf_indices[name][path] for path in paths if path in leaf_indices[name]]
-        for name, paths in history.forward.items()
-        if name in leaf_indices
+        **({"forward": forward} if forward else {}),
     }
 
 
@@ -288,16 +278,14 @@ def journal_of(path: str | os.PathLike) -> Path:
 
 def _history_in(file: BinaryIO) -> History:
     with zipfile.ZipFile(file) as archive:
-        n_bytes, n_packed = (
-            sum(getattr(member, size) for member in archive.infolist()) for size in ("file_size", "compress_size")
-        )
+        members = archive.infolist()
+        n_bytes, n_packed = sum(x.file_size for x in members), sum(x.compress_size for x in members)
         if n_bytes > max(_MOST_ALWAYS, _MOST_PACKED * n_packed):
             raise ValueError(f"it would take {n_bytes:,} bytes of memory, and the file has {n_packed:,}")
         history, tracks = history_of(_header(archive))
         n_least = sum(8 * int(np.prod(track.shape)) * (FEWEST_EXACT + 3 * FEWEST_BUCKETS) for track, _ in tracks)
-        n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES) + (1 << 16) * len(
-            tracks
-        )  # bytes; a history has no more
+        n_left = 2 * (history.max_bytes + n_least + len(history.scalars.tracks) * TRACK_BYTES)
+        n_left += (1 << 16) * len(tracks)  # bytes; a history has no more
         for i, (track, bucket_width) in enumerate(tracks):
             arrays = []
             for name in _ARRAYS:
@@ -317,9 +305,10 @@ def _check_counts(history: History) -> None:
     if not 0 <= history.scalars.n_appended < 1 << 53:  # a row may lack values
         raise ValueError(f"it would have {history.scalars.n_appended:,} rows of scalars")
     for track in (*history.tracks.values(), *history.scalars.tracks.values()):
-        _checked_inner(int(track.entry_steps()[3:].max(initial=-1)))
-        _checked_inner(int(track.entry_steps()[3:].min(initial=-1)))
-        history.scalars.inner = history.inner.up_to(track.entry_steps()[3:])
+        inner = track.entry_steps()[3:]
+        _checked_inner(int(inner.max(initial=-1)))
+        _checked_inner(int(inner.min(initial=-1)))
+        history.scalars.inner = history.inner.up_to(inner)
     for track in history.scalars.tracks.values():
         if not all(np.isin(array[..., 1], range(len(CODES))).all() for array in track.arrays()[1::2]):
             raise ValueError("a scalar is neither a number, NaN nor infinite")
@@ -333,11 +322,8 @@ def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]
     n_inner, noun = header["inner"]
     history.scalars.inner = InnerSteps(max(_checked_inner(int(n_inner)), 1), printable(str(noun)))
     tracks = [
-        (
-            history.new_track(printable(track_fields["source"]), track_fields["statistic"]),
-            int(track_fields["bucket_width"]),
-        )
-        for track_fields in header["tracks"]
+        (history.new_track(printable(track["source"]), track["statistic"]), int(track["bucket_width"]))
+        for track in header["tracks"]
     ]
     for name, order in header.get("forward", {}).items():
         paths = history.sources[printable(str(name))].paths
@@ -491,25 +477,20 @@ class Journal:
             return
         is_next = self._n_records == history.n_records - 1 and self._n_sources == len(history.sources)
         has_room = 0 < self._end <= max(history.max_bytes, 1 << 20)
-        if self.trouble or not is_next or not has_room or not self._is_there():
+        is_continued = not self.trouble and is_next and has_room
+        assert self._file is not None
+        if is_continued and self._clock() >= self._check_again:  # raises FileNotFoundError if one of the files is gone
+            is_continued = os.path.samestat(os.stat(self.path), self._snapshot)
+            is_continued &= os.path.samestat(os.stat(journal_of(self.path)), os.fstat(self._file.fileno()))
+            self._check_again = self._clock() + CHECK_EVERY_S
+        if not is_continued:
             self._rewrite(history)
             return
         data = encoded()
-        assert self._file is not None
         self._file.seek(self._end)  # after the last complete record; a partial one is overwritten
         write_all(self._file, data)
         self._end += len(data)
         self._n_records = history.n_records  # last, so that an interrupt before it causes a full rewrite
-
-    def _is_there(self) -> bool:
-        """Whether the files are still those that were written. Raises FileNotFoundError if one is gone."""
-        if self._clock() < self._check_again:
-            return True
-        assert self._file is not None
-        is_same = os.path.samestat(os.stat(self.path), self._snapshot)
-        is_same &= os.path.samestat(os.stat(journal_of(self.path)), os.fstat(self._file.fileno()))
-        self._check_again = self._clock() + CHECK_EVERY_S
-        return is_same
 
     def _rewrite(self, history: History) -> None:
         """Rewrite the whole history; to a new file if another run has taken this one."""
@@ -571,16 +552,7 @@ def _claim_file(history: History, path: Path) -> tuple[Path, bool]:
             with open(file, "xb"):
                 return file, True
         except FileExistsError:
-            if _continues(history, file):
-                return file, False
+            with contextlib.suppress(OSError, ValueError):
+                if run_in(file) == history.run and load(file).n_records <= history.n_records:
+                    return file, False  # the history has everything in the file
     raise AssertionError
-
-
-def _continues(history: History, file: Path) -> bool:
-    """Whether a history has everything in a file of its own run."""
-    if run_in(file) != history.run:
-        return False
-    try:
-        return load(file).n_records <= history.n_records
-    except (OSError, ValueError):
-        return False

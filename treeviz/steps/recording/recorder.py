@@ -98,25 +98,23 @@ class Unchanged:
             if measured.suffix in self._done or (measured.suffix, measured.step) not in were_read:
                 continue
             n_before, before = self._known.get(measured.suffix, (0, None))
-            first, counts = 0, None
+            end, counts = 0, None
             for tree in measured.measurement.results:
-                n = len(tree.paths)
-                if result_kind(tree.name) == "parameter":
-                    counts = counts_of(measured.measurement) if counts is None else counts
-                    unchanged = counts[first : first + n] >> 31 == 0
-                    if before is not None and len(before) == n:
-                        unchanged &= before
-                    self._known[measured.suffix] = n_before + 1, unchanged
-                    self._done |= set() if unchanged.any() else {measured.suffix}
-                    is_due = n_before + 1 >= FIRST_REPORT and n_before & (n_before + 1) == 0 and unchanged.any()
-                    has_changed = before is not None and not np.array_equal(unchanged, before)
-                    if is_due or (n_before >= FIRST_REPORT and has_changed):
-                        name = printable(name_of_result("unchanged") + measured.suffix)
-                        zeros = {name: {"zeros": np.where(unchanged, tree.sizes, 0)[None]}}
-                        read.append(
-                            ReadSteps([measured.step], [-1], measured.suffix, [tree._replace(name=name)], zeros)
-                        )
-                first += n
+                first, end = end, end + len(tree.paths)
+                if result_kind(tree.name) != "parameter":
+                    continue
+                counts = counts_of(measured.measurement) if counts is None else counts
+                unchanged = counts[first:end] >> 31 == 0
+                if before is not None and len(before) == len(unchanged):
+                    unchanged &= before
+                self._known[measured.suffix] = n_before + 1, unchanged
+                self._done |= set() if unchanged.any() else {measured.suffix}
+                is_due = n_before + 1 >= FIRST_REPORT and n_before & (n_before + 1) == 0 and unchanged.any()
+                has_changed = before is not None and not np.array_equal(unchanged, before)
+                if is_due or (n_before >= FIRST_REPORT and has_changed):
+                    name = printable(name_of_result("unchanged") + measured.suffix)
+                    zeros = {name: {"zeros": np.where(unchanged, tree.sizes, 0)[None]}}
+                    read.append(ReadSteps([measured.step], [-1], measured.suffix, [tree._replace(name=name)], zeros))
 
 
 # The user's scalars: checked at once, read when they are computed
@@ -147,20 +145,15 @@ class ArrivedScalars(NamedTuple):
     def row(self) -> ScalarRow:
         """The values as a row of a history. Waits for the device."""
         values = {name: np.asarray(value, np.float64).reshape(-1) for name, value in self.values.items()}
-        batch = None
+        values = {name: array for name, array in values.items() if len(array)}
+        weight, batch = next((float(array[-1]) for array in values.values()), 0.0), None  # the first is the loss
+        weight = weight if math.isfinite(weight) else math.inf
         if isinstance(self.batch, str):
-            batch = BatchOfStep(self.batch, 0, _weight(values))
+            batch = BatchOfStep(self.batch, 0, weight)
         elif self.batch is not None:
             ids = np.asarray(self.batch).reshape(-1)
-            batch = BatchOfStep(ids[:MOST_IDS].astype(np.int64), len(ids), _weight(values))
-        n_inner = 1 if self.call is None else n_inner_steps(self.call)
-        return ScalarRow(self.step, {name: array for name, array in values.items() if len(array)}, batch, n_inner)
-
-
-def _weight(values: Mapping[str, np.ndarray]) -> float:
-    """The weight of a batch: the first scalar of its step, which is the loss."""
-    weight = next((float(array[-1]) for array in values.values() if len(array)), 0.0)
-    return weight if math.isfinite(weight) else math.inf
+            batch = BatchOfStep(ids[:MOST_IDS].astype(np.int64), len(ids), weight)
+        return ScalarRow(self.step, values, batch, 1 if self.call is None else n_inner_steps(self.call))
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -185,7 +178,7 @@ def _is_real(dtype: Any) -> bool:
 
 
 def _checked_batch(batch: Any) -> Any:
-    """Check a batch. Returns a device array unchanged, anything else as a copy or a text."""
+    """Check a batch as `_checked` does a scalar; a text stays one."""
     if isinstance(batch, Tracer):
         raise TypeError("record_scalars: batch is traced. Call record_scalars outside the jitted step.")
     if isinstance(batch, str):
@@ -243,9 +236,8 @@ class Ticker:
         self._tick = weakref.WeakMethod(tick)
         self._first_s, self._lock, self._name = first_s, lock, name
         self._is_stopped = False
-        self._wake: queue.SimpleQueue[None] = (
-            queue.SimpleQueue()
-        )  # has no lock that could be held when the process forks
+        # Has no lock that could be held when the process forks.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -264,14 +256,13 @@ class Ticker:
         self._is_stopped = True
         self._wake.put(None)
 
-    def _stops_within(self, wait_s: float) -> bool:
-        with contextlib.suppress(queue.Empty):
-            self._wake.get(timeout=wait_s)
-        return self._is_stopped
-
     def _run(self) -> None:
         wait_s: float | None = self._first_s
-        while wait_s is not None and not self._stops_within(wait_s):
+        while wait_s is not None:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=wait_s)
+            if self._is_stopped:
+                return
             with self._lock:
                 tick = self._tick()
                 wait_s = None if tick is None else tick()
@@ -509,10 +500,16 @@ class Recorder:
         arrived = [self._waiting[k] for k in range(n)]
         if arrived:
             self._pace.adapt_batch(arrived[-1].n_bytes, kept=self.history.journal is not None)
+        steps, n_failed = [], 0
         try:
-            steps, n_failed = list(read(arrived, members=self._members)), 0
+            steps += read(arrived, members=self._members)
         except RuntimeError:  # a step failed, or its arrays were deleted; the others can be read
-            steps, n_failed = self._read_one_by_one(arrived)
+            steps.clear()
+            for measurement in arrived:
+                try:
+                    steps += read([measurement], members=self._members)
+                except RuntimeError:
+                    n_failed += 1
         self._unchanged.report(arrived, steps)
         self._unfinished = Batch(arrived, steps, len(self.history), self.n_dropped + n_failed)
         self._finish(is_flush)
@@ -528,8 +525,14 @@ class Recorder:
         self.n_dropped = max(self.n_dropped, batch.n_dropped)
         failed = [*batch.put_into(self.history, self._sections, self._max_bytes)]
         self.n_dropped += sum(n for n, _ in failed)
-        if batch.arrived:
-            self._learn_from(batch.arrived[-1])
+        for arrived in batch.arrived[-1:]:  # the program says what its inner steps are, and how it orders the leaves
+            labels = {watch.label for watch in arrived.watches.values() if kind_of(watch.source.name) == "grads"}
+            if labels and all("micro-batch" in label for label in labels):
+                self.history.scalars.inner = self.history.inner._replace(noun="micro-batch")
+            for name, attribution in arrived.watches.items() if self._members == "joined" else ():
+                if attribution.forward:
+                    name = printable(name + arrived.suffix)
+                    self.history.forward[name + self._sections.of(name, self.history)] = attribution.forward
         if self._on_call is not None:
             for call, is_bad in batch.calls:
                 self._on_call(call, is_bad)
@@ -572,25 +575,6 @@ class Recorder:
         self._bad_scalars |= self.history.append_scalars(rows) if rows else set()
         return bool(rows)
 
-    def _read_one_by_one(self, arrived: list[Arrived]) -> tuple[list[ReadSteps], int]:
-        steps, n_failed = [], 0
-        for measurement in arrived:
-            try:
-                steps += read([measurement], members=self._members)
-            except RuntimeError:
-                n_failed += 1
-        return steps, n_failed
-
-    def _learn_from(self, arrived: Arrived) -> None:
-        """Keep what the program says: what its inner steps are, and in which order it uses the leaves."""
-        labels = {watch.label for watch in arrived.watches.values() if kind_of(watch.source.name) == "grads"}
-        if labels and all("micro-batch" in label for label in labels):
-            self.history.scalars.inner = self.history.inner._replace(noun="micro-batch")
-        for name, attribution in arrived.watches.items() if self._members == "joined" else ():
-            if attribution.forward:
-                name = printable(name + arrived.suffix)
-                self.history.forward[name + self._sections.of(name, self.history)] = attribution.forward
-
     def keep(self, path: Path) -> Path:
         """Write each new step to a file, at most a second after it is ready. Returns the file's path.
 
@@ -602,7 +586,7 @@ class Recorder:
         if self._ticker is None:
             self._ticker = Ticker(self._tick, first_s=KEPT_WITHIN_S, lock=self._reading, name="treeviz keep")
             self._ticker.start()
-            atexit.register(_close_at_exit, weakref.ref(self))  # while JAX can still return the last steps
+            atexit.register(close_at_exit, weakref.ref(self))  # while JAX can still return the last steps
         return path
 
     def _tick(self) -> float:
@@ -630,10 +614,8 @@ class Recorder:
         lost += [f"scalars of {n:,} step{'s' * (n != 1)} not shown"] if n else []
         if self.history.journal is not None:
             n, reason = self.history.journal.lacks(self.history)
-            record_name = "record" if self.history.scalars else "step"
-            lost += (
-                [f"{n:,} {record_name}{'s' * (n != 1)} not in {self.history.journal.path.name}: {reason}"] if n else []
-            )
+            noun = f"{'record' if self.history.scalars else 'step'}{'s' * (n != 1)}"
+            lost += [f"{n:,} {noun} not in {self.history.journal.path.name}: {reason}"] if n else []
         return lost
 
     def after_fork(self) -> None:
@@ -643,7 +625,7 @@ class Recorder:
         self.listeners = ()
 
 
-def _close_at_exit(reference: weakref.ref) -> None:
+def close_at_exit(reference: weakref.ref[Any]) -> None:
     recorder = reference()
     if recorder is not None:
         recorder.close()
@@ -668,7 +650,8 @@ _ownerless: list[Recorder] = []  # recorders with unread measurements, whose own
 
 def flush_at_exit(owner: Any, recorder: Recorder) -> None:
     """Report the findings in unread measurements when Python exits, even if the owner was freed before."""
-    _flush_ownerless()
+    while _ownerless:
+        _flush_and_report(_ownerless.pop())
     _followed.add(recorder)
     weakref.finalize(owner, _on_owner_freed, recorder)
 
@@ -676,11 +659,6 @@ def flush_at_exit(owner: Any, recorder: Recorder) -> None:
 def _on_owner_freed(recorder: Recorder) -> None:
     if len(recorder):  # not read here, since the garbage collector may run anywhere
         _ownerless.append(recorder)
-
-
-def _flush_ownerless() -> None:
-    while _ownerless:
-        _flush_and_report(_ownerless.pop())
 
 
 @atexit.register  # runs before JAX's own handler, which is older, so the last steps can still be read
