@@ -90,12 +90,12 @@ def test_the_next_run_counts_its_own_steps():
     loop = Loop()
     loop.run(50, every_s=1)
     loop.progress.end(loop.steps)
-    assert loop.progress.is_finished and not loop.progress.is_ahead(loop.steps)
+    assert loop.progress.is_finished and not loop.progress.n_new(loop.steps)
     loop.clock.now += 1000
     loop.progress.arrive()
     assert not loop.progress.is_finished
     loop.steps.extend([50], np.ones((1, 2)))
-    assert loop.progress.is_ahead(loop.steps)
+    assert loop.progress.n_new(loop.steps) > 0
     loop.progress.begin(loop.steps)
     loop.progress.count(50)
     numbers = loop.progress.numbers(is_running=True)

@@ -16,13 +16,13 @@ import numpy as np
 from treeviz.inspector.views import newest_scalars, running_view, waiting_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
-from treeviz.steps.recording.history import History, Timeline, Track, main_source, occurs_in
+from treeviz.steps.recording.history import History, Track, main_source, occurs_in
 from treeviz.steps.recording.recorder import Recorder, Ticker
 from treeviz.steps.series import as_float32, is_of_step, position_of, scalar_series, table_of_source
 from treeviz.steps.statistics import StopTraining
 from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.tree.paths import follow, occurrence, parse_key, steps_of
-from treeviz.tree.series import merged
+from treeviz.tree.series import InnerSteps, merged
 from treeviz.tree.text import error_text
 from treeviz.views.html.payload import pack_series
 from treeviz.views.tree_view import TreeView
@@ -48,13 +48,6 @@ class Inspector(Protocol):
     def render(self) -> TreeView: ...
 
 
-class Panel(Protocol):
-    """The part of `LivePanel` that the backend uses."""
-
-    def resend(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class LiveBackend:
     """Answers the requests of a widget that follows an inspector.
 
@@ -65,7 +58,7 @@ class LiveBackend:
       inspector: A weak reference, since a view must not keep the inspector's arrays alive.
     """
 
-    def __init__(self, inspector: weakref.ref[Inspector], panel: Panel, view: TreeView) -> None:
+    def __init__(self, inspector: weakref.ref[Inspector], panel: LivePanel, view: TreeView) -> None:
         self._inspector, self.panel, self.view = inspector, panel, view
 
     @property
@@ -94,14 +87,14 @@ class LiveBackend:
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
         """The nodes of another tree at the paths of the rows."""
         table = self.view.table
-        return [part_of(table, row, follow(tree, self.paths([row])[0], self._occurrences(row))) for row in rows]
-
-    def _occurrences(self, row: int) -> list[int]:
-        occurrences = []
-        while row > 0:
-            occurrences.append(occurrence(self.view.table, row))
-            row = int(self.view.table.parent[row])
-        return occurrences[::-1]
+        parts = []
+        for row, path in zip(rows, self.paths(rows), strict=True):
+            occurrences, ancestor = [], row
+            while ancestor > 0:
+                occurrences.append(occurrence(table, ancestor))
+                ancestor = int(table.parent[ancestor])
+            parts.append(part_of(table, row, follow(tree, path, occurrences[::-1])))
+        return parts
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
@@ -125,9 +118,8 @@ MOST_PER_S = 8
 SHARE = 0.02  # of wall time, for updates
 MOST_BUCKETS = 16  # per message
 MOST_FINDINGS = 50
-_FINDINGS_SHARE = 0.005  # of wall time, to search for findings
-MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per scalar
-_CURVES_SHARE = 0.005
+_SHARE_OF_EACH = 0.005  # of wall time, to search for findings, and to send curves
+MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per scalar: some 3 kB per curve
 
 
 class Throttle:
@@ -182,156 +174,15 @@ class Buckets(NamedTuple):
     high: np.ndarray
     bad: np.ndarray
 
-    @property
-    def is_single(self) -> bool:
-        """Whether each bucket holds one step, so that least, greatest and last are the same."""
-        return bool((self.n == 1).all())
-
     def buffers(self) -> list[bytes]:
-        """Little-endian bytes: first, until and n as float64; bad as one bit per leaf; then latest (and unless
-        `is_single`, low and high) as float32."""
-        norms = (self.latest,) if self.is_single else (self.latest, self.low, self.high)
+        """Little-endian bytes: first, until and n as float64; bad as one bit per leaf; then latest (and unless each
+        bucket holds one step, low and high) as float32."""
+        norms = (self.latest,) if (self.n == 1).all() else (self.latest, self.low, self.high)
         return [
             *(part.astype("<f8").tobytes() for part in (self.first, self.until, self.n)),
             np.packbits(self.bad, axis=1, bitorder="little").tobytes(),
             *(part.astype("<f4").tobytes() for part in norms),
         ]
-
-
-class NormUpdates:
-    """The norms of a source since the last message. The cost depends on the new steps only, not on the run."""
-
-    def __init__(self, history: History, source: str) -> None:
-        self.source, self._history = source, weakref.ref(history)
-        self._numbering = history.numbering(source)
-        self._n_sent = 0  # steps
-
-    def is_of(self, history: History, source: str) -> bool:
-        """Whether these are the norms of this source in this history object; a new run has another history."""
-        is_same = self._history() is history and self.source == source
-        return is_same and self._numbering == history.numbering(source)
-
-    def skip(self, history: History) -> None:
-        """Skip the steps so far, which the page already has."""
-        self._n_sent = self._norms(history).n_steps
-
-    def take(self, history: History, most: int = MOST_BUCKETS) -> Buckets | None:
-        """Return the new steps in at most `most` buckets; None if there are none."""
-        track = self._norms(history)
-        n = track.n_steps - self._n_sent
-        if n <= 0:
-            return None
-        steps = track.newest(n, history.inner)
-        self._n_sent += n
-        return joined(steps, self._bad(history, steps, n), most)
-
-    def _norms(self, history: History) -> Track:
-        return history.tracks[self.source, "norm"]
-
-    def _bad(self, history: History, norms: Timeline, n: int) -> np.ndarray:
-        """bool[k, leaves]: whether each entry has a non-finite value."""
-        track = history.tracks.get((self.source, "nonfinite"))
-        bad = np.isinf(norms.high)
-        if track is None:
-            return bad
-        return bad | occurs_in(track.newest(n, history.inner), norms)
-
-
-class FindingUpdates:
-    """Searches a history for findings, and detects whether they changed.
-
-    Searches at most once a second and for at most 0.5 % of the time, or at once on request.
-
-    Attributes:
-      findings: The result of the last search.
-      marks: `[row, position, kind, text, severity]` of the findings in the main source, at most 50.
-
-    Args:
-      name: The name of the tree.
-      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
-    """
-
-    def __init__(self, name: str, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        self.findings: list[Finding] = []
-        self.marks: list[list] = []
-        self._name, self._cpu_clock = name, cpu_clock
-        self._throttle = Throttle(most_per_s=1, share=_FINDINGS_SHARE, clock=clock)
-
-    def poll(self, history: History, thresholds: Thresholds, *, now: bool = False) -> bool:
-        """Search for findings if a search is due, or if `now`. Returns whether they changed."""
-        if not (now or self._throttle.is_due()):
-            return False
-        before, marks = self._cpu_clock(), self.marks
-        self.findings = findings(history, thresholds=thresholds)
-        self._throttle.spent(self._cpu_clock() - before)
-        self.marks = self._marks(history)
-        return self.marks != marks
-
-    def _marks(self, history: History) -> list[list]:
-        source = main_source(history)
-        leaves = table_of_source(history, source, self._name).measured.tolist()
-        return [
-            [
-                0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
-                position_of(finding, history),
-                finding.kind,
-                f"{finding.sentence} {finding.advice}"[:1000],
-                finding.severity,
-            ]
-            for finding in self.findings
-            if finding.source == source or is_of_step(finding)
-        ][:MOST_FINDINGS]
-
-
-class CurveUpdates:
-    """The complete curves of the first six scalars, in at most 128 buckets each: some 3 kB per curve.
-
-    They are computed when there are new values, at most once a second and for at most 0.5 % of the time.
-
-    Args:
-      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
-    """
-
-    def __init__(self, *, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        self._n_sent = 0  # rows of scalars
-        self._cpu_clock = cpu_clock
-        self._throttle = Throttle(most_per_s=1, share=_CURVES_SHARE, clock=clock)
-
-    def skip(self, history: History) -> None:
-        """Skip the values so far, which the page already has."""
-        self._n_sent = history.scalars.n_appended
-
-    def take(self, history: History, findings: Sequence[Finding]) -> dict[str, list] | None:
-        """The headers of the curves and their arrays, as from `pack_series`; None if nothing is new or due."""
-        is_new = bool(history.scalars) and self._n_sent != history.scalars.n_appended
-        if not is_new or not self._throttle.is_due():
-            return None
-        before, arrays = self._cpu_clock(), []
-        self.skip(history)
-
-        def add(array: np.ndarray) -> int:
-            arrays.append((array * 1).ravel().tolist())
-            return len(arrays) - 1
-
-        packed = pack_series(scalar_series(history, findings, _MOST_POINTS, MOST_CURVES), add)
-        self._throttle.spent(self._cpu_clock() - before)
-        return {"series": packed, "arrays": arrays}
-
-
-def joined(steps: Timeline, bad: np.ndarray, most: int) -> Buckets:
-    """Merge consecutive steps into at most `most` buckets."""
-    starts = np.arange(0, len(steps.n), -(-len(steps.n) // most))
-    ends = np.append(starts[1:], len(steps.n)) - 1
-    low, high, latest = merged(steps.low, steps.high, steps.latest, starts)
-    return Buckets(
-        steps.begins[starts],
-        steps.ends[ends],
-        np.add.reduceat(steps.n, starts),
-        as_float32(latest),
-        as_float32(low),
-        as_float32(high),
-        np.logical_or.reduceat(bad, starts, axis=0),
-    )
 
 
 # The progress and the speed of a run, from a clock and the steps of a history
@@ -395,11 +246,7 @@ class Progress:
         """Seconds since the last measurement."""
         return self._clock() - self._arrived
 
-    def is_ahead(self, steps: Track) -> bool:
-        """Whether any steps of this run were read."""
-        return self._n_new(steps) > 0
-
-    def _n_new(self, steps: Track) -> int:
+    def n_new(self, steps: Track) -> int:
         """How many steps of this run were read. A tree that changed since the last run has its own track."""
         n = steps.n_steps - self._n_before
         return n if n >= 0 else steps.n_steps
@@ -410,7 +257,7 @@ class Progress:
         Args:
           first_called: Maps the first inspected step to the first called step, which may not be inspected.
         """
-        first = first_called(int(steps.newest(self._n_new(steps)).first.min()))
+        first = first_called(int(steps.newest(self.n_new(steps)).first.min()))
         # A tree that changed meanwhile has its own track.
         self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
         self._rests = False
@@ -470,7 +317,9 @@ FINDINGS_EVERY = 16
 
 
 class RunMessages:
-    """Composes the messages to a page during a run: first the tree, then new buckets and findings.
+    """Composes the messages to a page during a run: first the tree, then new buckets, findings and curves.
+
+    Findings are searched, and curves sent, at most once a second and for at most 0.5 % of the time each.
 
     Attributes:
       progress: The progress of the run.
@@ -496,14 +345,16 @@ class RunMessages:
         cpu_clock: Callable[[], float],
         first_called: Callable[[str, int], int],
     ) -> None:
-        self._first_called = first_called
         self.progress = Progress(total, clock=clock)
         self.state = "waiting"
         self._name, self._recorder, self._thresholds = name, recorder, thresholds
+        self._cpu_clock, self._first_called = cpu_clock, first_called
         self._reason = ""  # why the run stopped
-        self._findings = FindingUpdates(name, clock=clock, cpu_clock=cpu_clock)
-        self._curves = CurveUpdates(clock=clock, cpu_clock=cpu_clock)
-        self._norms: NormUpdates | None = None
+        self._findings: list[Finding] = []
+        self._marks: list[list] = []  # [row, position, kind, text, severity] of the findings in the main source
+        self._search, self._curves = (Throttle(most_per_s=1, share=_SHARE_OF_EACH, clock=clock) for _ in range(2))
+        self._tree: tuple[weakref.ref[History], str, InnerSteps] | None = None  # which tree the page has
+        self._n_steps = self._n_scalars = 0  # steps, and rows of scalars, that the page has
         self._sequence = 0
         self._n_bad_leaves = 0
 
@@ -521,23 +372,20 @@ class RunMessages:
 
     def can_append(self, history: History) -> bool:
         """Whether the page already has the tree of this run, and its structure has not changed."""
-        norms = self._norms
-        return self.state == "running" and norms is not None and norms.is_of(history, main_source(history))
+        return self.state == "running" and self._tree == _tree_of(history)
 
     def tree_so_far(self, history: History) -> TreeView:
         """Return the tree with all steps so far. The next `append` begins after them."""
-        source = main_source(history)
-        if self._norms is None or not self._norms.is_of(history, source):
-            self._norms = NormUpdates(history, source)
+        self._tree = _tree_of(history)
+        source = self._tree[1]
         if self.state != "running":
             self.begin(source, history)
             self.state, self._reason = "running", ""
         self._poll_findings(history, now=True)
         self.progress.count(history.last(source)[0])
-        view = running_view(history, self._name, self._findings.findings)
+        view = running_view(history, self._name, self._findings)
         self._sequence += 1
-        self._norms.skip(history)
-        self._curves.skip(history)
+        self._n_steps, self._n_scalars = history.tracks[source, "norm"].n_steps, history.scalars.n_appended
         return view
 
     def begin(self, source: str, history: History) -> None:
@@ -546,22 +394,21 @@ class RunMessages:
 
     def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
         """Return a message with everything new since the last one, and its buffers. None if nothing is new."""
-        assert self._norms is not None
-        buckets = self._norms.take(history)
+        buckets = self._new_buckets(history)
         is_worse = False
         if buckets is not None:
             self.progress.count(history.inner.split(buckets.until.max())[0])
             n_bad = int(buckets.bad.any(axis=0).sum())
             is_worse, self._n_bad_leaves = n_bad > self._n_bad_leaves, max(n_bad, self._n_bad_leaves)
         has_new_findings = self._poll_findings(history, now=is_worse)
-        curves = self._curves.take(history, self._findings.findings)
+        curves = self._new_curves(history)
         if buckets is None and curves is None and not has_new_findings:
             return None
         # If an interrupt prevents the sending, the page sees the gap in the sequence and requests all buckets.
         self._sequence += 1
         message = {"op": "append", "n": 0 if buckets is None else len(buckets.n), **self.status()}
         if has_new_findings or self._sequence % FINDINGS_EVERY == 0:
-            message["findings"] = self._findings.marks
+            message["findings"] = self._marks
         if curves is not None:
             message["curves"] = curves
         return message, [] if buckets is None else buckets.buffers()
@@ -572,10 +419,68 @@ class RunMessages:
         self.state, self._reason = state, reason
         self._n_bad_leaves = 0
 
-    def _poll_findings(self, history: History, *, now: bool = False) -> bool:
-        """Search for findings; return whether they differ from those that were sent."""
-        recorder = self._recorder()
-        return recorder is not None and self._findings.poll(history, self._thresholds, now=now)
+    def _new_buckets(self, history: History) -> Buckets | None:
+        """The norms that the page lacks; None if it has all. The cost depends on the new steps only, not on the run."""
+        assert self._tree is not None
+        source = self._tree[1]
+        track, counts = history.tracks[source, "norm"], history.tracks.get((source, "nonfinite"))
+        n_new = track.n_steps - self._n_steps
+        if n_new <= 0:
+            return None
+        steps = track.newest(n_new, history.inner)
+        self._n_steps += n_new
+        bad = np.isinf(steps.high)
+        if counts is not None:
+            bad |= occurs_in(counts.newest(n_new, history.inner), steps)
+        starts = np.arange(0, len(steps.n), -(-len(steps.n) // MOST_BUCKETS))
+        low, high, latest = map(as_float32, merged(steps.low, steps.high, steps.latest, starts))
+        first, until = steps.begins[starts], steps.ends[np.append(starts[1:], len(steps.n)) - 1]
+        n, bad = np.add.reduceat(steps.n, starts), np.logical_or.reduceat(bad, starts, axis=0)
+        return Buckets(first, until, n, latest, low, high, bad)
+
+    def _poll_findings(self, history: History, *, now: bool) -> bool:
+        """Search for findings if a search is due, or if `now`. Returns whether they changed."""
+        if not (now or self._search.is_due()):
+            return False
+        before, marks = self._cpu_clock(), self._marks
+        self._findings = findings(history, thresholds=self._thresholds)
+        self._search.spent(self._cpu_clock() - before)
+        source = main_source(history)
+        leaves = table_of_source(history, source, self._name).measured.tolist()
+        self._marks = [
+            [
+                0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
+                position_of(finding, history),
+                finding.kind,
+                f"{finding.sentence} {finding.advice}"[:1000],
+                finding.severity,
+            ]
+            for finding in self._findings
+            if finding.source == source or is_of_step(finding)
+        ][:MOST_FINDINGS]
+        return self._marks != marks
+
+    def _new_curves(self, history: History) -> dict[str, list] | None:
+        """The headers of the curves and their arrays, as from `pack_series`; None if nothing is new or due."""
+        is_new = bool(history.scalars) and self._n_scalars != history.scalars.n_appended
+        if not is_new or not self._curves.is_due():
+            return None
+        before, arrays = self._cpu_clock(), []
+        self._n_scalars = history.scalars.n_appended
+
+        def add(array: np.ndarray) -> int:
+            arrays.append((array * 1).ravel().tolist())
+            return len(arrays) - 1
+
+        packed = pack_series(scalar_series(history, self._findings, _MOST_POINTS, MOST_CURVES), add)
+        self._curves.spent(self._cpu_clock() - before)
+        return {"series": packed, "arrays": arrays}
+
+
+def _tree_of(history: History) -> tuple[weakref.ref[History], str, InnerSteps]:
+    """The main tree of a history, which is another object for another run."""
+    source = main_source(history)
+    return weakref.ref(history), source, history.numbering(source)
 
 
 QUIET_S = 0.5  # without a new measurement, then the remaining steps are read and sent
@@ -629,9 +534,8 @@ class LivePanel:
 
     def begin(self) -> TreeWidget:
         """Create the widget, which follows the run from now on."""
-        from treeviz.views.widget.widget import (
-            TreeWidget,
-        )  # imported here, so that other scripts do not load the widget stack
+        # Imported here, so that other scripts do not load the widget stack.
+        from treeviz.views.widget.widget import TreeWidget
 
         recorder = self._recorder()
         if recorder is None:
@@ -720,7 +624,7 @@ class LivePanel:
         source, inspector = main_source(history), self._inspector()
         steps = history.tracks[source, "norm"]
         newest = steps.latest()
-        if newest is not None and self._progress.is_ahead(steps):
+        if newest is not None and self._progress.n_new(steps) > 0:
             if self._messages.state != "running":
                 self._messages.begin(source, history)
             self._progress.count(newest[0] if inspector is None else inspector._runs.last_called(source, newest[0]))

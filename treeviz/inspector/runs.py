@@ -20,7 +20,6 @@ from treeviz.steps.recording.decode import Arrived, ReadSteps, read
 from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.recorder import Recorder
 from treeviz.steps.statistics import section_of
-from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.called import CalledSteps
 from treeviz.steps.tracing.watch import Watched, watch
 from treeviz.tree.runtime import computed_once
@@ -73,7 +72,10 @@ class SampledParams:
     def explain(self, history: History) -> bool:
         """Record the samples that explain dead layers of a history. Returns whether there are any."""
         counts = sum(map(len, self._kept.values())), len(history)
-        if counts == self._explained or not self._kept or not _has_zeros(history):
+        if counts == self._explained or not self._kept:
+            return False
+        norms = [track.latest() for (_, statistic), track in history.tracks.items() if statistic == "norm"]
+        if not any(newest is not None and (newest[1] == 0).any() for newest in norms):
             return False
         self._explained = counts
         dead = findings(history, thresholds=self._thresholds, kinds="dead")
@@ -98,7 +100,10 @@ class SampledParams:
             self._record(sample)
 
     def _has_finding(self, samples: list[Arrived]) -> bool:
-        read_steps = [steps for sample in samples for steps in _read(sample)]
+        read_steps: list[ReadSteps] = []
+        for sample in samples:
+            with contextlib.suppress(RuntimeError):  # the step failed, or the parameters could not be read
+                read_steps += [*read([sample])]
         if not read_steps:
             return False
         history = History(read_steps[0].sources, 1 << 20)
@@ -106,20 +111,6 @@ class SampledParams:
             if steps.sources == read_steps[0].sources:
                 history.extend(steps.steps, steps.numbers, steps.inner)
         return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
-
-
-def _has_zeros(history: History) -> bool:
-    """Whether the newest gradient of any leaf is zero."""
-    norms = [track.latest() for (_, statistic), track in history.tracks.items() if statistic == "norm"]
-    return any((newest[1] == 0).any() for newest in norms if newest is not None)
-
-
-def _read(arrived: Arrived) -> list[ReadSteps]:
-    """The numbers of a sample; none if the step failed, or the parameters could not be read."""
-    try:
-        return list(read([arrived]))
-    except RuntimeError:
-        return []
 
 
 # The watched steps of each run, and the histories of earlier runs
@@ -229,8 +220,7 @@ class Runs:
     def __iter__(self) -> Iterator[Watched]:
         """Iterate over the steps that are watched."""
         for step in self._all():
-            watched = step.watched()
-            if watched is not None:
+            if (watched := step.watched()) is not None:
                 yield watched
 
     def headline_notes(self, source: str | None) -> list[str]:
@@ -239,11 +229,8 @@ class Runs:
         self._wait_compared()
         history = self._recorder.history
         tree = section_of(source or (main_source(history) if history else ""))[0]
-        labels = {
-            name + (step.suffix or ""): attribution.label
-            for step in self._all()
-            for name, attribution in _watches(step).items()
-        }
+        watched = ((step.suffix or "", step.watched()) for step in self._all())
+        labels = {name + suffix: x.label for suffix, step in watched if step for name, x in step.watches.items()}
         changes = "measuring changes bits: exact=True does not" if any(step.changes_bits for step in self) else ""
         label = f"gradients {labels[tree]}" if labels.get(tree) else ""
         return [*filter(None, (label, changes))]
@@ -253,10 +240,9 @@ class Runs:
         """What is not measured, and why; which of several runs or trees is shown; damage in a loaded file."""
         self._wait_compared()
         history = self._recorder.history
-        steps = [*self]
         notes = [
-            note if len(steps) == 1 or note.startswith("`") else f"`{step_name(step)}`: {note}"
-            for step in steps
+            note if len([*self]) == 1 or note.startswith("`") else f"`{step_name(step)}`: {note}"
+            for step in self
             for note in step.notes
         ]
         if self.earlier:
@@ -306,7 +292,11 @@ class Runs:
         definition, code = _definition(watched.step)
         steps = self._steps.setdefault(definition, [])
         if begins and any(step.is_measured for step in steps):
-            self.earlier.append(self.begin(_next_name(self._recorder.history.name)))
+            name = self._recorder.history.name  # "warm-up", then "warm-up #2", then "warm-up #3"
+            base, _, number = name.rpartition(" #")
+            is_numbered = base and number.isdecimal()
+            name = f"{base} #{int(number) + 1}" if is_numbered else f"{name} #2" if name else ""
+            self.earlier.append(self.begin(name))
             del self.earlier[:-MOST_EARLIER]
             watched.count_from(0)
         for step in steps:
@@ -337,18 +327,6 @@ class Runs:
             self._inputs.clear()
         self.sampled.clear()
         return self._recorder.begin(name)
-
-
-def _next_name(name: str) -> str:
-    """The name of a run that begins by itself: "warm-up #2", then "warm-up #3"."""
-    base, _, number = name.rpartition(" #")
-    is_numbered = base and number.isdecimal()
-    return f"{base} #{int(number) + 1}" if is_numbered else f"{name} #2" if name else ""
-
-
-def _watches(step: _Step) -> dict[str, Attribution]:
-    watched = step.watched()
-    return {} if watched is None else watched.watches
 
 
 def _definition(step: Any) -> tuple[tuple, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from treeviz.analysis.facts import headline, size_columns
 from treeviz.inspector.views import MOST_PRINTED
-from treeviz.steps.recording.history import History, Timeline, occurs_in, source_named
+from treeviz.steps.recording.history import History, occurs_in, source_named
 from treeviz.steps.series import MOST_BUCKETS, as_float32, rolled_norms, scalar_series, table_of_source
 from treeviz.steps.statistics import section_of, sibling_name
 from treeviz.tree.series import FindingMark, InnerSteps, Series, thinned
@@ -69,60 +69,71 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     sources = source_named(first, tree), source_named(other, tree)
     table = table_of_source(first, sources[0], tree or "grads")
     counterparts = _counterparts(first, other, sources)
-    spans, left, right = _aligned(first, other, sources, counterparts)
-    common = [span for span in spans[0] if span in {*spans[1]}]
-    if not common:
+    common = _aligned(first, other, sources, counterparts)
+    if not len(common.stops):
         raise ValueError(f"{names[0]} and {names[1]} have no step in common")
-    compared = _Compared.of(common, first, other, sources[0])
-    rows = table.measured
-    partings = [_parting(compared, rows, left, right, rtol) for rtol in (0.0, MUCH)]
-    series = [_ratio(table, rows, left, right, compared, partings[0], names)]
-    series += _ratio_of_updates(first, other, sources, counterparts, table, names)
+    partings = [_parting(common, table, rtol) for rtol in (0.0, MUCH)]
+    series = [_ratio(table, common, names), *_ratio_of_updates(first, other, sources, counterparts, table, names)]
+    if (parting := partings[0]) is not None:
+        mark = FindingMark(parting.row, parting.entry, "parts", _sentence(table, parting))
+        series[0] = replace(series[0], marks=(mark,))
+    series = [thinned(line, MOST_BUCKETS) for line in series]
     scalars, of_scalars, any_scalar_differs = _scalars(first, other, names)
-    left_out = _left_out(first, other, sources, sum(leaf >= 0 for leaf in counterparts), spans, len(common), names)
-    is_equal = partings[0] is None and not left_out and not any_scalar_differs
+    left_out = _left_out(first, other, sources, counterparts, common, names)
+    is_equal = parting is None and not left_out and not any_scalar_differs
     is_equal = is_equal and all(bool((np.isnan(line.values) | (line.values == 1)).all()) for line in series)
-    lines = _lines(table, partings, compared)
+    lines = _lines(table, partings, common)
     table = table.with_columns(*size_columns(table))
     table = table.with_headline(
         *["the two runs are equal"] * is_equal,
         *headline(table),
         *(lines[:1] if is_equal else [*lines, *left_out, *of_scalars]),
     )
-    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), partings[0], is_equal)
+    return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), parting, is_equal)
 
 
-Span = tuple[int, int, int, int]  # the first and the last step of an entry, and their inner steps
+class _Common(NamedTuple):
+    """The norms of two runs at the entries that both have.
 
+    Attributes:
+      spans: The spans of all entries of each run.
+      left, right: float64[entries, leaves]: infinite if values are not finite, NaN if unmeasured.
+      starts, stops: The positions of the entries.
+    """
 
-class _Compared(NamedTuple):
-    """The positions of the entries that both runs have, and how steps are numbered there."""
-
+    spans: list[list[tuple[int, int, int, int]]]
+    left: np.ndarray
+    right: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
     numbering: InnerSteps
 
-    @classmethod
-    def of(cls, common: Sequence[Span], first: History, other: History, source: str) -> _Compared:
-        """Of entries that both runs have."""
-        numbering = first.numbering(source)._replace(n=max(first.inner.n, other.inner.n))
-        firsts, untils, inner_firsts, inner_untils = np.array(common, np.int64).T
-        return cls(numbering.position(firsts, inner_firsts), numbering.position(untils, inner_untils), numbering)
+    @property
+    def is_known(self) -> np.ndarray:
+        """bool[entries, leaves]: whether both runs measured the leaf."""
+        return ~(np.isnan(self.left) | np.isnan(self.right))
 
 
-def _aligned(first: History, other: History, sources: tuple[str, str], counterparts: list[int]):
-    """The spans of all entries of each run; and the norms of the entries that both have."""
-    runs = _norms(first, sources[0], list(range(len(counterparts)))), _norms(other, sources[1], counterparts)
-    spans: list[list[Span]] = [timeline.spans for timeline, _ in runs]
+def _aligned(first: History, other: History, sources: Sequence[str], counterparts: list[int]) -> _Common:
+    spans, all_norms = [], []
+    for history, source, leaves in zip((first, other), sources, (range(len(counterparts)), counterparts), strict=True):
+        timeline = history.values(source, "norm")
+        bad = occurs_in(history.values(source, "nonfinite"), timeline)
+        norms = np.pad(np.where(bad, np.inf, timeline.latest), ((0, 0), (0, 1)), constant_values=np.nan)
+        spans.append(timeline.spans)
+        all_norms.append(norms[:, [*leaves]])  # the last one is of missing leaves
     indices = [{span: i for i, span in enumerate(run_spans)} for run_spans in spans]
     common = [span for span in spans[0] if span in indices[1]]
-    left, right = (norms[[at[span] for span in common]] for (_, norms), at in zip(runs, indices, strict=True))
-    return spans, left, right
+    left, right = (norms[[at[span] for span in common]] for norms, at in zip(all_norms, indices, strict=True))
+    numbering = first.numbering(sources[0])._replace(n=max(first.inner.n, other.inner.n))
+    firsts, untils, inner_firsts, inner_untils = np.array(common, np.int64).reshape(-1, 4).T
+    starts, stops = numbering.position(firsts, inner_firsts), numbering.position(untils, inner_untils)
+    return _Common(spans, left, right, starts, stops, numbering)
 
 
 def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, names) -> list[Series]:
     """The ratio of the updates to their parameters, in the second run relative to the first."""
-    kinds = [(sibling_name(sources[0], kind), sibling_name(sources[1], kind)) for kind in ("updates", "params")]
+    kinds = [[sibling_name(source, kind) for source in sources] for kind in ("updates", "params")]
     if any(
         name not in history.sources or history.sources[name].paths != history.sources[source].paths
         for pair in kinds
@@ -130,15 +141,11 @@ def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, nam
     ):
         return []
     updates, params = (_aligned(first, other, pair, counterparts) for pair in kinds)
-    spans, left, right = updates
-    common = [span for span in spans[0] if span in {*spans[1]}]
-    if not common or spans != params[0]:
+    if not len(updates.stops) or updates.spans != params.spans:
         return []
-    rows = table.measured
-    by = tuple(rolled_norms(table, rows, np.where(np.isfinite(norms), norms, np.nan)) for norms in params[1:])
-    compared = _Compared.of(common, first, other, kinds[0][0])
-    series = _ratio(table, rows, left, right, compared, None, names, "updates ÷ params", by)
-    return [replace(series, name="updates.ratio")]
+    norms = (np.where(np.isfinite(norms), norms, np.nan) for norms in (params.left, params.right))
+    by = [rolled_norms(table, table.measured, x) for x in norms]
+    return [replace(_ratio(table, updates, names, "updates ÷ params", by), name="updates.ratio")]
 
 
 def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[list[Series], list[str], bool]:
@@ -148,7 +155,8 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
         shown = visible(name, _LONGEST_NAME)
         runs = [history.scalars.values(name) for history in (first, other)]
         at = [dict(zip(run.spans, run.latest.tolist(), strict=True)) for run in runs]
-        apart = (span for span in at[0] if span in at[1] and not _is_same(at[0][span], at[1][span]))
+        pairs = ((span, value, at[1][span]) for span, value in at[0].items() if span in at[1])
+        apart = (span for span, x, y in pairs if not (x == y or (np.isnan(x) and np.isnan(y))))
         text = ""
         if (span := min(apart, default=None)) is not None:
             numbering = runs[0].numbering
@@ -163,95 +171,55 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
     return curves, [*lines[:MOST_PRINTED], *([more] if len(lines) > MOST_PRINTED else [])], any_differs
 
 
-def _is_same(left: float, right: float) -> bool:
-    return left == right or (left != left and right != right)
-
-
 def _counterparts(first: History, other: History, sources: tuple[str, str]) -> list[int]:
     """The index in the other run of each leaf of the first; -1 if it is missing there."""
     left, right = first.sources[sources[0]], other.sources[sources[1]]
-    index = {
-        path: i for i, (path, is_measured) in enumerate(zip(right.paths, right.has_number, strict=True)) if is_measured
-    }
-    counterparts = [
-        index.get(path, -1) if is_measured else -1
-        for path, is_measured in zip(left.paths, left.has_number, strict=True)
-    ]
+    index = {path: i for i, path in enumerate(right.paths) if right.has_number[i]}
+    counterparts = [index.get(path, -1) if left.has_number[i] else -1 for i, path in enumerate(left.paths)]
     if max(counterparts, default=-1) < 0:
         raise ValueError("the two runs have no measured leaf in common")
     return counterparts
 
 
-def _norms(history: History, source: str, leaves: list[int]) -> tuple[Timeline, np.ndarray]:
-    """Return the timeline and its norms [entries, leaves]; infinite if values are not finite, NaN if unmeasured."""
-    timeline = history.values(source, "norm")
-    bad = occurs_in(history.values(source, "nonfinite"), timeline)
-    norms = np.where(bad, np.inf, timeline.latest)
-    norms = np.concatenate([norms, np.full((len(norms), 1), np.nan)], axis=1)  # for missing leaves
-    return timeline, norms[:, leaves]
-
-
-def _parting(compared: _Compared, rows: np.ndarray, left: np.ndarray, right: np.ndarray, rtol: float) -> Parting | None:
-    known = ~(np.isnan(left) | np.isnan(right))
+def _parting(common: _Common, table: TreeTable, rtol: float) -> Parting | None:
+    left, right = common.left, common.right
     with np.errstate(invalid="ignore"):
         relative = np.abs(left - right) / np.maximum(np.maximum(left, right), np.finfo(np.float64).tiny)
-    relative = np.where(known & (left != right), np.where(np.isnan(relative), 1.0, relative), 0.0)
+    relative = np.where(common.is_known & (left != right), np.where(np.isnan(relative), 1.0, relative), 0.0)
     differs = relative > rtol
-    steps = np.flatnonzero(differs.any(axis=1))
-    if not len(steps):
+    entry = int(differs.any(axis=1).argmax())
+    if not differs[entry].any():
         return None
-    entry = int(steps[0])
-    leaf = int(np.argmax(relative[entry]))
-    left_norm, right_norm = (
-        float(norms[entry, leaf]) if np.isfinite(norms[entry, leaf]) else np.nan for norms in (left, right)
-    )
-    step, when = compared.numbering.split(compared.stops[entry])[0], compared.numbering.text(compared.stops[entry])
-    return Parting(step, entry, when, int(rows[leaf]), (left_norm, right_norm), int(differs[entry].sum()))
+    leaf, stop = int(np.argmax(relative[entry])), common.stops[entry]
+    norms = [float(x[entry, leaf]) if np.isfinite(x[entry, leaf]) else np.nan for x in (left, right)]
+    step, when = common.numbering.split(stop)[0], common.numbering.text(stop)
+    return Parting(step, entry, when, int(table.measured[leaf]), (norms[0], norms[1]), int(differs[entry].sum()))
 
 
 def _ratio(
-    table: TreeTable,
-    rows: np.ndarray,
-    left: np.ndarray,
-    right: np.ndarray,
-    compared: _Compared,
-    parting: Parting | None,
-    names: tuple[str, str],
-    what: str = "norm",
-    by: Sequence[np.ndarray] = (),
+    table: TreeTable, common: _Common, names: tuple[str, str], what: str = "norm", by: Sequence[np.ndarray] = ()
 ) -> Series:
     """The norms of the second run relative to the first; each is divided by its norms in `by`, if these are given."""
-    starts, stops, inner = compared
-    bad = np.zeros((len(table), len(stops)), bool)
+    rows, left, right = table.measured, common.left, common.right
+    bad = np.zeros((len(table), len(common.stops)), bool)
     bad[rows] = (np.isinf(left) | np.isinf(right)).T
-    known = ~(np.isnan(left) | np.isnan(right))  # a subtree sums what both have
-    numerator, denominator = (
-        rolled_norms(table, rows, np.where(known & np.isfinite(norms), norms, np.nan)) for norms in (right, left)
+    numerator, denominator = (  # a subtree sums what both have
+        rolled_norms(table, rows, np.where(common.is_known & np.isfinite(norms), norms, np.nan))
+        for norms in (right, left)
     )
     if by:
         numerator, denominator = numerator * by[0], denominator * by[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(numerator == denominator, np.where(np.isnan(numerator), np.nan, 1.0), numerator / denominator)
     ratio[~np.isfinite(ratio)] = np.nan  # divided by a zero norm
-    series = Series(
-        "norm.ratio",
-        f"{what}, {names[1]} ÷ {names[0]}",
-        starts,
-        stops,
-        as_float32(ratio),
-        table.roll(bad, "any"),
-        unit="ratio",
-        inner=inner,
-    )
-    if parting is not None:
-        mark = FindingMark(parting.row, parting.entry, "parts", _sentence(table, parting))
-        series = replace(series, marks=(mark,))
-    return thinned(series, MOST_BUCKETS)
+    title, bad = f"{what}, {names[1]} ÷ {names[0]}", table.roll(bad, "any")
+    steps, inner = (common.starts, common.stops), common.numbering
+    return Series("norm.ratio", title, *steps, as_float32(ratio), bad, unit="ratio", inner=inner)
 
 
-def _lines(table: TreeTable, partings: list[Parting | None], compared: _Compared) -> list[str]:
+def _lines(table: TreeTable, partings: list[Parting | None], common: _Common) -> list[str]:
     any_bit, much = partings
-    numbering, stops = compared.numbering, compared.stops
+    numbering, stops = common.numbering, common.stops
     lines = [f"{numbering.count_text(len(stops))} compared, until {numbering.text(stops[-1])}"]
     if any_bit is None:
         return [*lines, "no norm differs"]
@@ -271,25 +239,17 @@ def _sentence(table: TreeTable, parting: Parting) -> str:
 
 
 def _left_out(
-    first: History,
-    other: History,
-    sources: tuple[str, str],
-    n_common_leaves: int,
-    spans: list[list[Span]],
-    n_common: int,
-    names: tuple[str, str],
+    first: History, other: History, sources: tuple[str, str], counterparts: list[int], common: _Common, names
 ) -> list[str]:
     """Lines about leaves of one run only, and entries that were merged differently."""
-    lines = []
-    n_left, n_right = (
-        sum(history.sources[source].has_number) for history, source in zip((first, other), sources, strict=True)
-    )
-    for name, n in zip(names, (n_left - n_common_leaves, n_right - n_common_leaves), strict=True):
-        if n > 0:
+    lines, n_common = [], len(common.stops)
+    n_leaves = sum(leaf >= 0 for leaf in counterparts)
+    for name, history, source in zip(names, (first, other), sources, strict=True):
+        if (n := sum(history.sources[source].has_number) - n_leaves) > 0:
             lines.append(f"{n:,} {'leaf' if n == 1 else 'leaves'} of {name} alone")
-    for name, run_spans in zip(names, spans, strict=True):
-        if len(run_spans) > n_common:
-            lines.append(f"{len(run_spans) - n_common:,} entries of {name} without a counterpart were not compared")
+    for name, spans in zip(names, common.spans, strict=True):
+        if len(spans) > n_common:
+            lines.append(f"{len(spans) - n_common:,} entries of {name} without a counterpart were not compared")
     if section_of(sources[0])[0] != section_of(sources[1])[0]:
         lines.append(f"{sources[0]} of {names[0]}, {sources[1]} of {names[1]}")
     return lines
