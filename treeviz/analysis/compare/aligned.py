@@ -486,9 +486,10 @@ class _LikeSiblings:
 
 
 def align(left: Side, right: Side) -> Aligned:
-    """Align children by their keys, repeated ones in order. Nodes of unrelated types are not aligned.
+    """Align children by their keys, repeated ones in order; in containers of different kinds, by name or position.
 
-    Rows that only the second tree has follow the children of the first. Linear in the rows.
+    Nodes of unrelated types are not aligned. A leaf is aligned with the only leaf of a node; the row of that node is
+    left out. Rows that only the second tree has follow the children of the first. Linear in the rows.
     """
     a, b = left.table, right.table
     if a.keys == b.keys and all(
@@ -508,6 +509,7 @@ class _Aligner:
         self._alike = _Alike(left.table, right.table, self._ends)
         self._siblings = _LikeSiblings(left, self._ends[0]), _LikeSiblings(right, self._ends[1])
         self._names = _names(left.table, right.table)
+        self._is_leaf = left.table.is_leaf.tolist(), right.table.is_leaf.tolist()
         self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
         self._rows: tuple[list[int], list[int]] = [], []
         self._depths: list[int] = []
@@ -519,6 +521,8 @@ class _Aligner:
         last: dict[int, int] = {}  # by the parent's aligned row: the aligned row of its previous child
         while stack:
             left, right, parent = stack.pop()
+            if left != NONE != right:
+                left, right = left + self._is_box(0, left, right), right + self._is_box(1, right, left)
             at = len(depths)
             if left != NONE != right and parent in last and self._is_again(last[parent], left, right):
                 last[parent] = self._repeat(last[parent], left, right, parent, stack)
@@ -533,14 +537,20 @@ class _Aligner:
             if self._alike.is_subtree(left, right):
                 self._take(left, right, at, parent, stack)
                 continue
-            if is_comparable(self._left, self._right, left, right):
-                stack += reversed([(*pair, at) for pair in self._pairs(left, right)])
-            else:
-                stack += reversed(self._alone(left, NONE, at))
+            pairs = self._pairs(left, right)
+            stack += reversed(self._alone(left, NONE, at) if pairs is None else [(*pair, at) for pair in pairs])
             last[parent] = at
         left_rows, right_rows = (np.array(rows, np.int64) for rows in self._rows)
         depth = np.array(depths, np.int32)
         return Aligned(left_rows, right_rows, depth, np.array(parents, np.int32), _ends(depth, parents))
+
+    def _is_box(self, side: int, row: int, other: int) -> bool:
+        """Whether a node has only one leaf and nothing else, and its counterpart is a leaf."""
+        return (
+            not self._is_leaf[side][row]
+            and self._is_leaf[1 - side][other]
+            and (self._ends[side][row] == row + 2 and self._is_leaf[side][row + 1])
+        )
 
     def _is_again(self, at: int, left: int, right: int) -> bool:
         """Whether a pair of rows equals the pair that was aligned at `at`."""
@@ -588,14 +598,20 @@ class _Aligner:
             return [(row, NONE, at) for row in children_of(self._ends[0], left)]
         return [(NONE, row, at) for row in children_of(self._ends[1], right)]
 
-    def _pairs(self, left: int, right: int) -> list[tuple[int, int]]:
+    def _pairs(self, left: int, right: int) -> list[tuple[int, int]] | None:
+        """The children of both nodes in pairs; None if they are not compared."""
         rows = [children_of(ends, row) for ends, row in zip(self._ends, (left, right), strict=True)]
         left_names, right_names = (
             [names[row] for row in rows_of_side] for names, rows_of_side in zip(self._names, rows, strict=True)
         )
+        if not are_of_one_kind(self._left, self._right, left, right):
+            names = common_names(self._left, self._right, left, right)
+            if names is None:
+                return None
+            left_names, right_names = names
         if left_names == right_names:
             return list(zip(*rows, strict=True))
-        waiting: dict[int, list[int]] = {}
+        waiting: dict[Any, list[int]] = {}
         for name, row in zip(right_names, rows[1], strict=True):
             waiting.setdefault(name, []).append(row)
         pairs = []
@@ -633,15 +649,38 @@ def is_builtin(table: TreeTable) -> np.ndarray:
 
 
 def is_comparable(left: Side, right: Side, left_row: int, right_row: int) -> bool:
-    """Whether to compare the children of two nodes: of one class or class name, two sequences, or two mappings."""
+    """Whether to compare the children of two nodes: of one kind, or with children of the same names."""
+    return are_of_one_kind(left, right, left_row, right_row) or bool(common_names(left, right, left_row, right_row))
+
+
+def are_of_one_kind(left: Side, right: Side, left_row: int, right_row: int) -> bool:
+    """Whether two nodes are of one class or class name, or two sequences."""
     a, b = left.cls(left_row), right.cls(right_row)
-    if a is b:
-        return True
-    if id(a) in _SEQUENCES and id(b) in _SEQUENCES:
-        return True
-    if _is_mapping(left, left_row) and _is_mapping(right, right_row):
-        return True
-    return qualified_name(a) == qualified_name(b)
+    return a is b or (id(a) in _SEQUENCES and id(b) in _SEQUENCES) or qualified_name(a) == qualified_name(b)
+
+
+def common_names(left: Side, right: Side, left_row: int, right_row: int) -> tuple[list[Any], list[Any]] | None:
+    """The names of the children of two containers of different kinds: fields, keys or positions; None without any.
+
+    A checkpoint has a dict for each named tuple, dataclass, module, list and tuple; its keys are the names of the
+    fields, or digits. Without common names, the fields of a class are compared with a sequence by position.
+    """
+    both = (left, left_row), (right, right_row)
+    rows = [side.table.children(row) for side, row in both]
+    names = [[side.table.key(row).segment for row in own] for (side, _), own in zip(both, rows, strict=True)]
+    are_mappings = [_is_mapping(*one) for one in both]
+    is_any_builtin = any(are_mappings) or any(id(side.cls(row)) in _SEQUENCES for side, row in both)
+    n_common, n_least = len({*names[0]} & {*names[1]}), min(map(len, names))
+    is_close = 0 < n_least <= 2 * n_common if is_any_builtin else sorted(names[0]) == sorted(names[1]) != []
+    if all(are_mappings) or is_close:
+        return names[0], names[1]
+    if n_common or len(names[0]) != len(names[1]) or any(are_mappings) or not is_any_builtin:
+        return None
+    counts = [
+        [np.count_nonzero(side.table.is_leaf[row : side.table.end[row]]) for row in own]
+        for (side, _), own in zip(both, rows, strict=True)
+    ]
+    return ([*range(n_least)], [*range(n_least)]) if counts[0] == counts[1] else None
 
 
 def _is_mapping(side: Side, row: int) -> bool:

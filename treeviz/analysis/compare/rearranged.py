@@ -94,7 +94,9 @@ class Trees:
         self.own = found.aligned.left, found.aligned.right
         pairs = zip(reversed(found.rows), reversed(found.kinds), strict=True)
         self.kinds = dict(reversed([(at, kind) for at, kind in pairs if kind in _KINDS]))
-        apart = [at for at, kind in self.kinds.items() if kind in _STRUCTURAL]
+        is_opened = np.zeros(len(self.own[0]), bool)  # nodes of different kinds, whose children are aligned
+        is_opened[found.aligned.parent[1:][(self.own[0] != NONE)[1:] & (self.own[1] != NONE)[1:]]] = True
+        self.apart = apart = [at for at, kind in self.kinds.items() if kind in _STRUCTURAL and not is_opened[at]]
         self.at, self.counterparts, self.are_alone, self.names = [], [], [], []
         segments: dict[str, int] = {}
         for table, own, across in zip(self.tables, self.own, reversed(self.own), strict=True):
@@ -102,6 +104,7 @@ class Trees:
             at, match = np.full(len(table), NONE), np.full(len(table), NONE)
             at[own[rows]], match[own[rows]] = rows, across[rows]
             is_alone = match == NONE
+            is_alone[table.parent[np.flatnonzero(match > 0)]] = False  # a node whose only leaf is aligned with a leaf
             is_alone[own[apart][own[apart] != NONE]] = True
             key_names = np.array([segments.setdefault(key.segment, len(segments)) for key in table.keys])
             self.at.append(at)
@@ -508,7 +511,7 @@ def _renaming(tables: tuple[TreeTable, TreeTable], rows: tuple[int, int], is_tur
 
 def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     """The only other place of a subtree that has several leaves, or a unique name or structure."""
-    hints, rows = dict[int, Hint](), [at for at in rows if trees.kinds[at] in _STRUCTURAL]
+    hints, rows = dict[int, Hint](), sorted({*rows} & {*trees.apart})
     for side in (1, 0):  # the hint of the first tree wins
         own, alone = trees.own[side][rows], [np.flatnonzero(rows_of_side) for rows_of_side in trees.are_alone]
         orders = [
@@ -582,8 +585,8 @@ def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     tables, owners = trees.tables, []
     for table, own in zip(tables, trees.own, strict=True):  # for each row the last difference around it
         owner = np.full(len(table), NONE)
-        for at, kind in trees.kinds.items():
-            if kind in _STRUCTURAL and own[at] != NONE:
+        for at in trees.apart:
+            if own[at] != NONE:
                 owner[own[at] : table.end[own[at]]] = at
         owners.append(np.where(_is_array(table), owner, NONE))
     inside = [np.flatnonzero(owner != NONE) for owner in owners]
@@ -813,9 +816,8 @@ def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]
     )  # JAX does not accept arrays in files
     sources: dict[int, str] = {}  # by the row of the other tree
     apart = np.zeros(len(trees.own[0]), bool)
-    for at, kind in trees.kinds.items():
-        if kind in _STRUCTURAL:
-            apart[at : trees.aligned.end[at]] = True
+    for at in trees.apart:
+        apart[at : trees.aligned.end[at]] = True
     for left_row, right_row in zip(*(own[~apart].tolist() for own in trees.own), strict=True):
         if right.is_leaf[right_row] and left[left_row].shape == right[right_row].shape:
             sources[right_row] = left[left_row].expression

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -300,6 +301,8 @@ def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
 _UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
 RAISED = "comparing them raised "  # the beginning of a reason
+_OF_CONTAINERS = ("type", "none", "leaf", "python type")
+_MOST_CONTAINERS = 3  # kinds of containers that a difference names
 _FEW = 1_000  # differences that are written immediately; unwritten ones keep both tables alive
 
 
@@ -368,10 +371,34 @@ class _Differ:
             else:
                 self._compare_nodes(at, left_row, right_row)
                 apart[at] = not is_comparable(self._left, self._right, left_row, right_row)
+        self._name_containers_once(aligned, apart)
         self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent])
         gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
+
+    def _name_containers_once(self, aligned: Aligned, apart: np.ndarray) -> None:
+        """Name the containers inside one of another kind in its own difference, as in a restored checkpoint."""
+        kept, inside, top, end = list[tuple[int, Finding]](), dict[int, Counter[str]](), 0, 0
+        for at, finding in self._found:
+            kind, sides = finding[0], ((self._left, aligned.left[at]), (self._right, aligned.right[at]))
+            is_empty = aligned.end[at] == at + 1 and not any(side.table.is_leaf[row] for side, row in sides)
+            is_container = kind in _OF_CONTAINERS and (is_empty or not apart[at])
+            if is_container and at < end:
+                texts = (text.partition(" · ") for text in finding[1:3])
+                inside[top][" → ".join("leaf" if kind == "leaf" and not n else text for text, n, _ in texts)] += 1
+                continue
+            if is_container and kind == "type":
+                top, end = len(kept), int(aligned.end[at])
+                inside[top] = Counter()
+            kept.append((at, finding))
+        for top, counts in inside.items():
+            if counts:
+                texts = [f"{n:,} {text}" for text, n in counts.most_common(_MOST_CONTAINERS)]
+                texts += ["others"] * (len(counts) > len(texts))
+                *words, hint = kept[top][1]
+                kept[top] = kept[top][0], (*words, f"{hint}{'; ' * bool(hint)}also inside: {', '.join(texts)}")
+        self._found = kept
 
     @gc_paused()
     def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Sequence[Difference], list[str], list[int]]:
@@ -403,6 +430,7 @@ class _Differ:
         a, b = self._left.table, self._right.table
         n_children = [np.bincount(np.maximum(table.parent, 0), minlength=len(table)) for table in (a, b)]
         self._is_read = np.zeros(len(aligned.left), bool)  # leaves whose values were compared
+        self._boxes = dict[int, int]()  # the tree in which an aligned leaf is the only one of a node
         rows = np.flatnonzero((aligned.left != NONE) & (aligned.right != NONE))
         left_rows, right_rows = aligned.left[rows], aligned.right[rows]
         are_leaves = a.is_leaf[left_rows] & b.is_leaf[right_rows]
@@ -412,6 +440,10 @@ class _Differ:
             & (n_children[0][left_rows] == n_children[1][right_rows])
         )
         is_done[are_leaves] = self._compare_small(rows[are_leaves], left_rows[are_leaves], right_rows[are_leaves])
+        for side, own, own_rows in ((0, aligned.left, left_rows), (1, aligned.right, right_rows)):
+            is_boxed = (a, b)[side].parent[own_rows] != np.where(rows > 0, own[aligned.parent[rows]], NONE)
+            self._boxes |= dict.fromkeys(rows[is_boxed].tolist(), side)
+            is_done &= ~is_boxed
         return rows[~is_done]
 
     def _compare_small(self, rows: np.ndarray, left_rows: np.ndarray, right_rows: np.ndarray) -> np.ndarray:
@@ -502,6 +534,11 @@ class _Differ:
 
     def _compare_leaves(self, at: int, left_row: int, right_row: int) -> None:
         left, right = self._left.nodes[left_row], self._right.nodes[right_row]
+        if at in self._boxes:
+            shown = [left_row, right_row]
+            tables = self._left.table, self._right.table
+            shown[self._boxes[at]] -= 1  # the node
+            self._add(at, ("leaf", *map(subtree_text, tables, shown), ""))
         if left is right:
             return
         facts = self._facts(left_row, right_row)
