@@ -123,6 +123,31 @@ def test_an_update_of_an_optimizer_names_the_tree_that_is_wrong():
     assert found.startswith("params['act']: ") and found.endswith("partition the tree (eqx.filter_jit does)")
 
 
+def test_equinox_193_optax_says_what_its_arguments_are_and_when_it_calls_them():
+    optax, eqx = pytest.importorskip("optax"), pytest.importorskip("equinox")
+    params, sgd = {"w": x, "b": x}, optax.sgd(0.1)
+    once = "it got dict of 2 leaves: for a function of one leaf, give lambda params: jax.tree.map(function, params)"
+    assert note_of(lambda: optax.masked(sgd, lambda leaf: leaf.ndim > 1).init(params)) == [
+        "optax calls mask once, with all parameters:",
+        once,
+    ]
+    assert note_of(lambda: optax.multi_transform({"a": sgd}, lambda leaf: leaf.ndim and "a").init(params))[1] == once
+    assert note_of(lambda: optax.masked({"w": True, "b": False}, sgd)) == [
+        "optax takes inner first, then mask:",
+        "inner: dict",
+        f"mask: {type(sgd).__name__}",
+    ]
+    swapped = note_of(lambda: optax.multi_transform(lambda params: params, {"a": sgd}))
+    assert swapped[0] == "optax takes transforms first, then param_labels:"
+    model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    labels = jax.tree.map(lambda leaf: "a", model)
+    assert note_of(lambda: optax.multi_transform({"a": sgd}, labels).init(model)) == [
+        "optax calls param_labels, since Linear is callable:",
+        "param_labels: Linear of 2 leaves: give lambda _: param_labels",
+    ]
+    optax.multi_transform({"a": sgd}, lambda _: labels).init(model)
+
+
 def test_brax_480_labels_of_an_optimizer_name_their_parameters():
     optax = pytest.importorskip("optax")
     params = {"policy": {"w": x, "b": x}, "value": [x, x]}

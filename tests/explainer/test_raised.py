@@ -247,6 +247,66 @@ def test_neural_tangents_135_the_first_layer_of_stax_has_another_input():
     ]
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.layers = [{"w": None}]
+
+    def sees(self, y: Any) -> Any:
+        return y + self.layers[0]["w"]
+
+
+def test_numpyro_1981_a_leaked_tracer_is_found_where_it_is_kept():
+    state, holder = {"a": x, "inner": {"w": None}}, Holder()
+
+    @jax.jit
+    def leak(y):
+        state["inner"]["w"] = holder.layers[0]["w"] = y * 2
+        return y
+
+    leak(x)
+    step = jax.jit(lambda tree: jax.tree.map(jnp.add, tree, tree))
+    fails = [
+        ("state['inner']['w']", lambda: step(state)),
+        ("holder.layers[0]['w']", lambda: jax.jit(lambda y: y + holder.layers[0]["w"])(x)),
+        ("holder.layers[0]['w']", lambda: holder.sees(x)),
+    ]
+    for path, fail in fails:
+        error = explained(fail)
+        assert isinstance(error, jax.errors.UnexpectedTracerError)
+        title, *lines = error.__notes__[0].splitlines()
+        assert title.startswith("treeviz: tracers that leak at ") and title.endswith("instead of returning them:")
+        assert f"  {path}: float32[2]" in lines
+
+
+def test_flax_5489_a_graphdef_names_the_attributes_without_a_hash():
+    nnx = pytest.importorskip("flax.nnx")
+    if not hasattr(nnx, "static"):
+        pytest.skip("a release of Flax without static attributes")
+
+    class Inner(nnx.Module):
+        def __init__(self):
+            self.options = {"a": 1}
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layer, self.inner, self.sizes = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), Inner(), nnx.static([1, 2])
+
+    graphdef, state = nnx.split(Model())
+    lines = lines_of(explained(lambda: jax.jit(lambda graphdef, state: state, static_argnums=0)(graphdef, state)))
+    assert lines == [
+        "argument 0.inner.options: dict {'a': 1}: make it a tuple of its items, or a frozen dataclass",
+        "argument 0.sizes: list [1, 2]: make it a tuple",
+    ]
+    found = tv.check(graphdef, for_="jit")
+    assert [(finding.code, finding.fix) for finding in found] == [
+        ("T102", "model.inner.options = tuple(model.inner.options.items())  # in its class"),
+        ("T102", "model.sizes = tuple(model.sizes)  # in its class"),
+    ]
+    assert [finding.level for finding in tv.check(graphdef)] == ["info"] * 2
+    Model.__init__ = lambda self: setattr(self, "layer", nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    assert not tv.check(nnx.split(Model())[0], for_="jit")
+
+
 # What is said of static arguments that have no hash: which, and what in it.
 
 

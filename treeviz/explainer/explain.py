@@ -67,7 +67,13 @@ def _answers(error: Exception) -> Iterator[Answer]:
     last_answers = [raised.explain_operands, raised.explain_mapped_leaf]
     if guarded(lambda: raised.is_direct(error), lambda _: False):
         last_answers.reverse()
-    for answer in (raised.explain_hashes, libraries.explain_scope, *last_answers):
+    for answer in (
+        raised.explain_hashes,
+        raised.explain_leaks,
+        libraries.explain_scope,
+        libraries.explain_optax_arguments,
+        *last_answers,
+    ):
         yield guarded(lambda answer=answer: answer(error), lambda _: ("", ()))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import CO_VARARGS
@@ -26,8 +28,10 @@ from treeviz.explainer.frames import (
     is_of_python,
     value_of,
 )
+from treeviz.tree.describers import static_of
 from treeviz.tree.keys import MISSING, keystr, stored_attribute
 from treeviz.tree.level import one_level
+from treeviz.tree.opaque import contents
 from treeviz.tree.runtime import is_installed
 from treeviz.tree.text import class_name, guarded, has_base, is_any, mro
 from treeviz.tree.walk import scan
@@ -206,6 +210,42 @@ def _add_copies(places: dict, arrays: Mapping[int, Any], owner: Any, variables: 
                 places[id(value)] = own[0], [f"{path}.{name}" for path in own[1]]
 
 
+# Tracers that a traced function stored outside itself
+
+_MOST_OBJECTS = 5_000
+
+
+def explain_leaks(error: BaseException) -> Answer:
+    """Where the tracers are that a traced function stored outside itself."""
+    if not isinstance(error, jax.errors.UnexpectedTracerError):
+        return "", ()
+    frames, outer, pending = frames_of(error), True, deque[tuple[str, Any]]()
+    for frame in frames:
+        outer = outer and not is_of_jax(frame)
+        if _is_outside(frame):
+            code, frame_vars = frame.f_code, frame.f_locals
+            # Where a function is traced, the tracers of its own variables are alive.
+            names = [*(frame_vars if outer else code.co_freevars), *code.co_names]
+            known = {**frame.f_globals, **frame_vars}
+            pending += [(name, known[name]) for name in names[:_MOST_VARIABLES] if name in known]
+    found: dict[int, tuple[str, str]] = {}
+    seen: set[int] = set()
+    while pending and len(seen) < _MOST_OBJECTS:
+        path, value = pending.popleft()
+        if id(value) in seen or has_base(type(value), types.ModuleType, type):
+            continue
+        seen.add(id(value))
+        if has_base(type(value), jax.core.Tracer):
+            found[id(value)] = path, describe_value(value)
+        else:
+            pending += [(path + step, inner) for step, inner in contents(value)]
+    message = str(error)
+    is_meant = [text for _, text in found.values() if f"with type {text} " in message]
+    lines = [f"{path}: {text}" for path, text in found.values() if text in is_meant or not is_meant]
+    maker = re.search(r"value leaked was (.+? at .+?) traced for", message)
+    return f"tracers that {maker[1] if maker else 'a traced function'} stored instead of returning them", lines
+
+
 # Calls of `jax.jit` that fail since a static argument, a part of one, or static data of a node has no hash.
 
 _STATIC = "static arguments"
@@ -316,6 +356,8 @@ def _without_hash(value: Any) -> Iterator[tuple[str, Any]]:
             pending += [(path + name, part) for name, part in zip(names, tuple.__iter__(current), strict=True)][::-1]
         elif isinstance(current, types.MethodType):
             pending.append((f"{path}.__self__", current.__self__))
+        elif described := static_of(current):
+            pending += [(f"{path}.{name}", part) for name, part in described][::-1]
         elif is_dataclass(cls) and _is_generated(cls.__hash__):
             hashed = [field for field in fields(cls) if (field.compare if field.hash is None else field.hash)]
             values = [(field.name, stored_attribute(current, field.name)) for field in hashed]

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -191,7 +191,26 @@ def graph_def(node: Any) -> Description:
     nodes, n_leaves = (stored_attribute(node, name) for name in ("nodes", "num_leaves"))
     if type(nodes) is not list:
         return Description("static", static=())
-    return Description("static", text=f"{len(nodes):,} nodes, {value_text(n_leaves)} leaves", static=())
+    static = guarded(lambda: [*_without_hash(node)], lambda _: [])
+    return Description("static", text=f"{len(nodes):,} nodes, {value_text(n_leaves)} leaves", static=static)
+
+
+def _without_hash(graphdef: Any) -> Iterator[tuple[str, Any]]:
+    """The path in the model and the value of each static attribute that has no hash: `jit` refuses such a graphdef."""
+    nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+    pending = [("", next(nodes).num_attributes)]  # the path of a node, and the number of its attributes still to come
+    while pending:
+        path, n = pending.pop()
+        if n == 0:
+            continue
+        pending.append((path, n - 1))
+        key, attribute = next(attributes)
+        name = f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        if hasattr(attribute, "value"):
+            if guarded(lambda value=attribute.value: hash(value) is None, lambda _: True):
+                yield name, attribute.value
+        elif class_name(type(attribute)) == "NodeAttr":
+            pending.append((name, getattr(next(nodes), "num_attributes", 0)))
 
 
 @knows_child_keys

@@ -107,6 +107,12 @@ def array_inside(leaf: Any) -> Any:
     return None if describer is None else guarded(lambda: describer(leaf).array, lambda _: None)
 
 
+def static_of(node: Any) -> Sequence[tuple[str, Any]]:
+    """(name, value) of the static data that the describer of the node's class names."""
+    describer = describer_of(type(node))
+    return () if describer is None else guarded(lambda: describer(node).static or (), lambda _: ())
+
+
 def load_libraries() -> None:
     """Import the integrations of the libraries that this process has imported."""
     for load in library_loaders:

@@ -35,7 +35,7 @@ from treeviz.analysis.checks.rule import (
     rule,
     stands_for,
 )
-from treeviz.tree.describers import found_describer
+from treeviz.tree.describers import found_describer, static_of
 from treeviz.tree.facts import KINDS, MASKED, NODE_KINDS, Facts, Note, is_refused
 from treeviz.tree.keys import MISSING, stored_attribute, stored_items
 from treeviz.tree.level import one_level
@@ -569,8 +569,8 @@ def equal_random_values(checked: Checked) -> Iterator[Found]:
     """Two leaves hold the same PRNG key or the same random numbers, or all slices of an array along its first axis do.
 
     The usual cause is a key that was used twice, or for all layers. What is drawn from equal keys is equal, and layers,
-    heads and networks that start equal get equal gradients where they are used alike. Split the key. One array in two
-    places is T211. Constants, ranges, tables and masks are not reported, nor optimizer states, nor copies by name
+    heads and networks that start equal may stay equal while they train. Split the key. One array in two places is T211.
+    Constants, ranges, tables and masks are not reported, nor optimizer states, nor copies by name
     (`ema_params`, `target`). Fine where a copy is meant.
     """
     with_like_statistics: dict[tuple, list[int]] = {}
@@ -629,7 +629,7 @@ def _are_equal(left: Any, right: Any) -> bool:
 
 
 def _n_equal_slices(x: Any) -> int:
-    """The number of slices along the first axis, where the array lies in host memory and all are one random slice."""
+    """The number of slices along the first axis of an array in host memory; 0 unless all are equal and random."""
     part = _first_part(x)
     is_stack = isinstance(part, np.ndarray) and part.ndim > 1 and len(part) == len(x) > 1 and part.strides[0] != 0
     if not is_stack or any(not np.array_equal(part[0], other) for other in part[1:]):
@@ -935,7 +935,8 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
     an info, and else nothing.
     """
     for rows, node, fields in _static_nodes(checked):
-        is_of_library = _is_of_library(type(node))
+        is_described = bool(static_of(node))  # as the attributes of a model that a graphdef holds
+        is_of_library = _is_of_library(type(node)) and not is_described
         if is_of_library and checked.use == "any":
             continue
         level = "info" if is_of_library or checked.use == "any" else None
@@ -944,7 +945,8 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
         for name, value in fields:
             if _is_unhashable(value):
                 problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
-                fix = _hashable_fix(f"self.{name}", value, class_name(type(node)))
+                owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
+                fix = _hashable_fix(f"{owner[0]}.{name}", value, owner[1])
                 for row in rows:
                     yield Found(row, f"{problem}: a jitted function does not notice in-place changes", fix, level)
 
@@ -1118,6 +1120,8 @@ def _static_nodes(checked: Checked) -> list[Static]:
 
 def _fields(node: Any, facts: Facts) -> list[tuple[str, Any]]:
     """(name, value) of the static fields; attributes in the auxiliary data if its parts have no names."""
+    if described := static_of(node):
+        return [*described]
     names = [name for name, _ in facts.static if not name.endswith(DROPPED)]
     if any(name.startswith("aux") for name in names):
         return aux_attributes(node)
