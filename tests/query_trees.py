@@ -172,8 +172,12 @@ def printed() -> TreeTable:
 
 def beside() -> TreeTable:
     """Columns of another tree, as `render(params, mu=mu)` adds them."""
-    found = table("p", [(0, 0, node("dict")), (1, item("a"), array("float32", 2)), (1, item("b"), array("float32", 3))])
+    found = table(
+        "p",
+        [(0, 0, node("dict")), (1, item("a"), array("float32", 2)), (1, item("b"), array("float32", 3, axes=("seq",)))],
+    )
     return found.with_columns(
+        found.fact_column("axis", [", ".join(facts.axes) for facts in found.facts]),
         Column("mu.dtype", "mu", ["", "~float32 (2,)", "bfloat16"]),
         Column("mu.norm", "mu norm", np.array([NAN, 1.0, 3.0]), format="number", rollup="given"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,13 +37,14 @@ def test_a_named_array_is_one_row_with_its_axes():
         "  b array NamedArrayView",
         "  c array NamedArray",
     ]
-    assert [row.facts.text for row in table.leaves] == [
-        "axes=(batch, seq, features)",
-        "axes=(batch, ·, features)",
-        "axes=(·)",
-    ]
+    assert [row.facts.axes for row in table.leaves] == [("batch", "seq", "features"), ("batch", "", "features"), ()]
     assert row_at(table, "['a'].data_array").expression == "t['a'].data_array"
-    assert "├─ a  NamedArray float32[2,3,4]      axes=(batch, seq, features)" in text_of(tree).splitlines()
+    view = tv.render(tree)
+    assert "├─ a  NamedArray float32[batch 2, seq 3, features 4] " in view.text()
+    assert "├─ b  NamedArrayView float32[batch 2, 3, features 4] " in view.text()
+    assert [row.path for row in view.find("axis:seq")] == [row.path for row in view.find("seq")] == ["a"]
+    assert json.loads(view.json())["rows"][2]["axes"] == ["batch", "", "features"]
+    assert "axes=(batch, seq, features)" in text_of(named()), "a node has no shape"
 
 
 def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_value():
@@ -53,7 +56,7 @@ def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_valu
     table = walk_and_compare(tree)
     facts = [(row.kind, row.type, row.shape, row.dtype, row.facts.bytes, row.facts.text) for row in table.leaves]
     assert facts == [
-        ("variable", "Parameter", (2, 3, 4), "float32", 96, "label='w' axes=(batch, seq, features)"),
+        ("variable", "Parameter", (2, 3, 4), "float32", 96, "label='w'"),
         ("variable", "StateVariable", (2,), "float32", 8, "label='count'"),
         ("variable", "StateVariable", None, "", 0, "label='cache' value={'a': float32[2]}"),
     ]

@@ -17,13 +17,15 @@ from treeviz.tree.text import bytes_text, count_text, guarded, number_text, perc
 
 
 def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
-    """The columns kind, type, shape, dtype and sharding.
+    """The columns kind, type, shape, dtype and sharding; and axis, if axes of an array have names.
 
     Args:
       mesh: The result of `common_mesh` if the headline shows it, so that rows omit it.
     """
     facts = table.facts
+    axes = [", ".join(filter(None, f.axes)) for f in facts]
     return (
+        *([table.fact_column("axis", axes, title="axes", help="The names of its axes")] if any(axes) else []),
         table.fact_column("kind", [f.kind for f in facts]),
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from jax.tree_util import GetAttrKey
@@ -12,12 +11,12 @@ from treeviz.integrations import array_facts, describes_from
 from treeviz.tree.describers import Description
 from treeviz.tree.keys import stored_attribute
 from treeviz.tree.level import knows_child_keys
-from treeviz.tree.text import has_base, value_text, visible
+from treeviz.tree.text import has_base, value_text
 
 
 @describes_from("penzai.core.named_axes", "NamedArray", "NamedArrayView")
 def named_array(node: Any) -> Description:
-    return Description("node", text=f"axes={_axes(node)}", static=(), inline=True)
+    return Description("node", axes=_axes(node), static=(), inline=True)
 
 
 @describes_from("penzai.core.variables", "LabeledVariable")
@@ -26,7 +25,7 @@ def variable(leaf: Any) -> Description:
     array = stored_attribute(value, "data_array")
     text = f"label={value_text(label)}"
     if array_facts(array):
-        return Description("variable", text=f"{text} axes={_axes(value)}", **array_facts(array))
+        return Description("variable", text=text, axes=_axes(value), **array_facts(array))
     facts = array_facts(value)
     return Description("variable", text=text if facts else f"{text} value={value_text(value)}", **facts)
 
@@ -61,19 +60,15 @@ def _struct(node: Any, kind: str) -> Description:
     return Description(kind, static=None if type(node).__dataclass_fields__ else ())
 
 
-def _axes(array: Any) -> str:
-    """The names of the data's axes, in order: "(·, batch, features)"; a dot for an axis without a name."""
+def _axes(array: Any) -> list[str]:
+    """The names of the data's axes, in order; "" for an axis without a name."""
     n_axes = len(stored_attribute(array, "data_array").shape)
     named = stored_attribute(array, "named_axes")  # the last axes, in order
     if isinstance(named, dict):
-        return _tuple(["·"] * (n_axes - len(named)) + [_name(name) for name in named])
+        return [""] * (n_axes - len(named)) + [_name(name) for name in named]
     name_of_axis = {axis: name for name, axis in stored_attribute(array, "data_axis_for_name").items()}
-    return _tuple(_name(name_of_axis[i]) if i in name_of_axis else "·" for i in range(n_axes))
+    return [_name(name_of_axis[i]) if i in name_of_axis else "" for i in range(n_axes)]
 
 
 def _name(name: Any) -> str:
-    return visible(name, 40) if type(name) is str else value_text(name, 40)
-
-
-def _tuple(names: Iterable[str]) -> str:
-    return f"({', '.join(names)})"
+    return name if type(name) is str else value_text(name, 40)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from math import inf
@@ -280,6 +280,7 @@ class Describers:
     def _described_leaf(self, describer: Describer, plain: Callable[[Any], int], leaf: Any) -> int:
         description = _described(describer, leaf)
         facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
+        facts = _with_axes(facts, description.axes)
         if facts.kind == "opaque" and not description.transparent:
             facts = self._with_contents(facts, leaf)
         return self.facts.code(facts)
@@ -301,9 +302,10 @@ class Describers:
                 inner = self.facts.facts[handler.describe(leaf)]
                 text = "  ".join(filter(None, (inner.text, facts.text)))
                 facts = inner._replace(type=facts.type, module=facts.module, text=text, static=facts.static)
+                facts = _with_axes(facts, description.axes)
                 key = self.keys.keys[level.keys[0]]
                 return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
-        return self.facts.code(facts), level, None
+        return self.facts.code(_with_axes(facts, description.axes)), level, None
 
     def _described_level(self, level: Level, description: Description) -> Level:
         """The level without hidden children, with the labels and steps of the description."""
@@ -325,6 +327,14 @@ class Describers:
             ]
             keys, children = [key for key, _ in pairs], [kid for _, kid in pairs]
         return level._replace(children=children, keys=[self.keys.code(key) for key in keys])
+
+
+def _with_axes(facts: Facts, axes: Sequence[str]) -> Facts:
+    """The facts with the names of axes, in the text if they do not fit the shape."""
+    names = tuple([visible(name, 40) for name in axes])
+    if not any(names) or len(names) == len(facts.shape or ()):
+        return facts._replace(axes=names) if any(names) else facts
+    return facts._replace(text="  ".join(filter(None, (facts.text, f"axes=({', '.join(n or '·' for n in names)})"))))
 
 
 def _leaf(_: Any) -> None:

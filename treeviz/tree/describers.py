@@ -22,6 +22,8 @@ class Description(NamedTuple):
       type: The name of the class in the row: "Param".
       text: A short text after the type: axis names, a unit.
       shape, dtype, bytes: For a leaf that is an array of a class unknown to JAX; `dtype` is a name.
+      axes: The name of each axis of the array, "" for none: of such a leaf, or of the only child of an inline node.
+        Shown in the shape, "float32[batch 2, seq 3]", and found by `axis:batch`.
       sharding: The `jax.sharding.Sharding` of such an array, if it is on JAX's devices.
       array: The NumPy or JAX array in such a leaf, from which statistics are computed. It is not kept.
       static: (name, value) pairs that JAX keeps in the treedef. Values are shown with bounded length. None: the
@@ -46,6 +48,7 @@ class Description(NamedTuple):
     hide: frozenset[str] = frozenset()
     inline: bool = False
     transparent: bool = False
+    axes: Sequence[str] = ()
     sharding: Any = None
     array: Any = None
 

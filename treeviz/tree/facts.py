@@ -62,6 +62,7 @@ class Facts(NamedTuple):
     aval: str = ""  # a tracer's type as JAX writes it, if that adds something: "float32[8@x,4]{V:y}"
     inside: tuple[tuple[str, str], ...] = ()  # names and values in an opaque leaf, which JAX does not see
     is_as_all: bool = False  # all arrays of the tree have this kind, which the headline shows
+    axes: tuple[str, ...] = ()  # the name of each axis of `shape`, "" if it has none; empty if no axis has one
     differs: tuple[Any, ...] = ()  # how it differs from other trees; not empty if only what is below does
 
 

@@ -112,8 +112,10 @@ def _dimension(size: Any) -> Any:
     return guarded(lambda: operator.index(size), lambda _: visible(str(size), 40))
 
 
-def aval_text(shape: tuple[int, ...], dtype: str) -> str:
-    """ "float32[768,768]"."""
+def aval_text(shape: tuple[int, ...], dtype: str, axes: tuple[str, ...] = ()) -> str:
+    """ "float32[768,768]"; "float32[batch 2, seq 3]" with names of axes."""
+    if axes:
+        return f"{dtype}[{', '.join(f'{name} {size}'.strip() for name, size in zip(axes, shape, strict=True))}]"
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 

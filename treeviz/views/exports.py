@@ -52,8 +52,9 @@ def to_json(view: View) -> str:
         leaf, kind, type        whether JAX treats it as a leaf; its kind and type as in the search
         shape, dtype, weak      of an array or a similar leaf; otherwise shape is null, and dtype is ""
         elements, bytes, leaves   of the row and everything below it
-        text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...];
+        axes, text, aval, module, static, inside, sharding, notes   only if not empty; static is [[name, value], ...];
                                 inside has the same form: contents of an opaque leaf that JAX does not see;
+                                axes are the names of the axes, "" for none;
                                 aval is the type of a traced value as JAX writes it, if it contains more;
                                 a sharding's device_set is an index into device_sets, and its memory is ""
                                 for the default memory
@@ -130,7 +131,11 @@ def _known(facts: Facts, device_sets: Mapping[DeviceIds, int]) -> dict[str, Any]
     shape = None if facts.shape is None else _dimensions(facts.shape)
     known: dict[str, Any] = {"leaf": facts.is_leaf, "kind": facts.kind, "type": facts.type, "shape": shape}
     known |= {"dtype": facts.dtype, "weak": facts.weak}
-    known |= {name: value for name in ("text", "aval", "module", "static", "inside") if (value := getattr(facts, name))}
+    known |= {
+        name: value
+        for name in ("axes", "text", "aval", "module", "static", "inside")
+        if (value := getattr(facts, name))
+    }
     if facts.sharding is not None:
         fields: dict[str, Any] = {**facts.sharding._asdict(), "shard_shape": _dimensions(facts.sharding.shard_shape)}
         known["sharding"] = fields | {"device_set": device_sets[fields.pop("device_ids")]}

@@ -428,6 +428,7 @@ def find(table: Table, query: str) -> list[Any]:
                         keys, a leading / ties it to the root; w[3] and w.3 are also w/3
         key: kind: type: dtype: sharding:      dtype:bf16, dtype:float, kind:opaque, kind:leaf, key:w*
         shape:*,768     * one dimension, ... any number, also >64 and <=8; shape:() is a scalar
+        axis:batch      arrays with an axis of this name: of named arrays
         diff:shape      a word in any column of text; diff:"type" all between two commas, and no "dtype"
         bytes:>1M       any column of numbers, rolled up: > >= < <= = or 1k..2k; k M G T, Ki Mi Gi Ti.
                         Also bytes > 1M. A node does not match for what matches below it
@@ -590,7 +591,7 @@ def _own_text(facts: Facts) -> str:
     """The text in which words are searched; NUL, which no text contains, separates its parts."""
     shape = "" if facts.shape is None else str(facts.shape)
     static = ["=".join(pair) for pair in (*facts.static, *facts.inside)]
-    return "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *static))
+    return "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *facts.axes, *static))
 
 
 def _equals_test(value: str) -> TextTest:

@@ -494,7 +494,7 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
     by_name["what"] = [_what(each) for each in facts]
     by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
-    fields = _FIELDS if not any(by_name["differs"]) else (*_FIELDS, "differs")
+    fields = (*_FIELDS, *(name for name in ("axes", "differs") if any(by_name[name])))
     by_name["differs"] = differing(facts).tolist()
     coded = {name: _coded(by_name[name], buffers) for name in fields}
     return {name: each if len(each[0]) > 1 or name in _COLUMNS else each[:1] for name, each in coded.items()}

@@ -187,7 +187,7 @@ def type_text(facts: Facts) -> str:
     value = f" {facts.text}" if is_value(facts) else ""
     if facts.shape is None:
         return facts.type + value
-    aval = facts.aval or ("~" if facts.weak else "") + aval_text(facts.shape, facts.dtype)
+    aval = facts.aval or ("~" if facts.weak else "") + aval_text(facts.shape, facts.dtype, facts.axes)
     is_boxed = facts.module != ""  # the type is a wrapper, such as Param
     kind = KINDS[facts.kind]
     if facts.type not in (kind.implied_types or ()) and (is_boxed or kind.implied_types is not None):

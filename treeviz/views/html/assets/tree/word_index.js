@@ -51,7 +51,7 @@ const lower = ({ label, keystr, segment, steps = [] }) => ({
 function ownText(tree, code) {
   const of = (field) => tree.fact(code, field);
   const pairs = [...of("static"), ...of("inside")].map((pair) => pair.join("="));
-  return [of("type"), of("kind"), of("dtype"), shapeText(of("shape")), of("text"), ...pairs].join("\0").toLowerCase();
+  return [of("type"), of("kind"), of("dtype"), shapeText(of("shape")), of("text"), ...(tree.facts.axes ? of("axes") : []), ...pairs].join("\0").toLowerCase();
 }
 
 /**
