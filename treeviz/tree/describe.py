@@ -117,6 +117,8 @@ class NodeFacts:
         return facts
 
 
+_MOST_INLINED = 2  # boxes in one row: a box may contain itself
+ALONE = _MOST_INLINED  # of the root, which has no key that the leaf's key could be appended to
 _BUILTIN_KINDS: dict[type, str] = {list: "list", tuple: "tuple", type(None): "none"}  # the others are dicts
 
 
@@ -183,10 +185,11 @@ class Describers:
         cls = type(node)
         return self.facts.code(Facts("error", class_name(cls), is_leaf, int(is_leaf), module=module_name(cls)))
 
-    def node(self, node: Any, handler: Handler, level: Level, may_inline: bool) -> tuple[int, Level, Inlined | None]:
+    def node(self, node: Any, handler: Handler, level: Level, n_inlined: int) -> tuple[int, Level, Inlined | None]:
         """The code of a node's facts, and its level without hidden children.
 
-        The root is never inlined, since it has no key that the leaf's key could be appended to.
+        Args:
+          n_inlined: The number of boxes around the node that may share its row.
         """
         cls = type(node)
         if handler.level is treedef_level:
@@ -195,7 +198,7 @@ class Describers:
             return self.facts.code(Facts(kind, class_name(cls), False)), level, None
         try:
             if handler.describer is not None:
-                return self._by_description(node, _described(handler.describer, node), level, may_inline)
+                return self._by_description(node, _described(handler.describer, node), level, n_inlined)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -286,7 +289,7 @@ class Describers:
         return self.facts.code(facts)
 
     def _by_description(
-        self, node: Any, description: Description, level: Level, may_inline: bool
+        self, node: Any, description: Description, level: Level, n_inlined: int
     ) -> tuple[int, Level, Inlined | None]:
         if description[1:-1] == ONLY_A_KIND:
             return self.nodes.code(node, description, level), level, None
@@ -295,16 +298,24 @@ class Describers:
         facts = self.facts.with_description(facts, description)
         if description.labels is not None or description.step is not None or description.hide:
             level = self._described_level(level, description)
-        if description.inline and may_inline and len(level.children) == 1 and level.keys is not None:
-            leaf = level.children[0]
-            handler = self.handler(leaf)
+        if description.inline and n_inlined < _MOST_INLINED and len(level.children) == 1 and level.keys is not None:
+            child, key = level.children[0], self.keys.keys[level.keys[0]]
+            handler, inlined = self.handler(child), None
             if handler.level is None:
-                inner = self.facts.facts[handler.describe(leaf)]
+                code, inlined = handler.describe(child), Inlined(child, key, handler.has_identity)
+            elif handler.describer is not None and (below := handler.level(child, self.keys)) is not None:
+                n_notes = len(self.notes)
+                code, _, inlined = self.node(child, handler, below, n_inlined + 1)
+                if inlined is None:
+                    del self.notes[n_notes:]  # the walk describes it again
+                else:
+                    inlined = inlined._replace(key=key.into(inlined.key))
+            if inlined is not None:
+                inner = self.facts.facts[code]
                 text = "  ".join(filter(None, (inner.text, facts.text)))
                 facts = inner._replace(type=facts.type, module=facts.module, text=text, static=facts.static)
                 facts = _with_axes(facts, description.axes)
-                key = self.keys.keys[level.keys[0]]
-                return self.facts.code(facts), Level([], None), Inlined(leaf, key, handler.has_identity)
+                return self.facts.code(facts), Level([], None), inlined
         return self.facts.code(_with_axes(facts, description.axes)), level, None
 
     def _described_level(self, level: Level, description: Description) -> Level:

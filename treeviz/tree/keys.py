@@ -120,6 +120,10 @@ class Key(NamedTuple):
     segment: str
     steps: tuple[str | int | tuple[str, int], ...]
 
+    def into(self, inner: Key) -> Key:
+        """The key of what is at `inner` in the box at this key."""
+        return self._replace(keystr=self.keystr + inner.keystr, steps=self.steps + inner.steps)
+
 
 _new_key = partial(tuple.__new__, Key)  # twice as fast as `Key`
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.describe import Describers, Handler, Inlined
+from treeviz.tree.describe import ALONE, Describers, Handler, Inlined
 from treeviz.tree.describers import WHOLE, Budget, Overflow, Stopwatch
 from treeviz.tree.facts import KINDS, Facts, Note
 from treeviz.tree.keys import Key, KeyTable, index_key
@@ -591,7 +591,7 @@ class _Scanner:
             if handler.is_builtin:
                 fact_codes.append(handler.describe(node))
             else:
-                fact_code, level, inlined = describers.node(node, handler, level, row > 0)
+                fact_code, level, inlined = describers.node(node, handler, level, 0 if row else ALONE)
                 fact_codes.append(fact_code)
                 if inlined is not None:
                     self._inline(node, row, inlined)
@@ -643,8 +643,7 @@ class _Scanner:
         """Replace the row of a box by that of its leaf, with the key of the box."""
         code, inner = self._key_codes[row], inlined.key
         outer = index_key(self._positions[row]) if code == 0 else self._describers.keys.keys[code]
-        key = Key(outer.label, outer.keystr + inner.keystr, outer.segment, outer.steps + inner.steps)
-        self._key_codes[row] = self._describers.keys.code(key)
+        self._key_codes[row] = self._describers.keys.code(outer.into(inner))
         self.nodes[row] = inlined.leaf
         self._boxes.append(box)
         first = self._first_rows.setdefault(id(box), row)
