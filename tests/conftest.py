@@ -103,7 +103,7 @@ SLOWEST = [
 # Where a run compares its results with those of the plain step at call 16: elsewhere that would be compiled in vain.
 COMPARED = ["steps/tracing/test_compare_once.py", "test_public_names.py"]
 
-LARGE = ("000 levels", "10,000 children", "2**40 paths", "200_000")  # in the names of cases
+LARGE = ("000 levels", "3,000 children", "2**40 paths", "200_000")  # in the names of cases
 
 
 def pytest_addoption(parser: pytest.Parser):

@@ -121,7 +121,7 @@ def dag(n_levels: int = 40) -> list:
     return tree
 
 
-def deep(n_levels: int = 20_000, wrap: Callable[[Any], Any] = lambda below: [below]) -> Any:
+def deep(n_levels: int = 5_000, wrap: Callable[[Any], Any] = lambda below: [below]) -> Any:
     tree: Any = 1.0
     for _ in range(n_levels):
         tree = wrap(tree)
@@ -400,10 +400,10 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "a list that contains itself": cyclic_list,
     "a dict that contains itself": cyclic_dict,
     "2**40 paths": dag,
-    "20,000 levels of lists": deep,
-    "5,000 levels of dicts": lambda: deep(5_000, lambda below: {"down": below, "leaf": 1.0}),
-    "5,000 levels of custom nodes": lambda: deep(5_000, Node),
-    "10,000 children": lambda: {"list": list(range(10_000)), "dict": {f"k{i}": jnp.float32 for i in range(3_000)}},
+    "5,000 levels of lists": deep,
+    "2,000 levels of dicts": lambda: deep(2_000, lambda below: {"down": below, "leaf": 1.0}),
+    "2,000 levels of custom nodes": lambda: deep(2_000, Node),
+    "3,000 children": lambda: {"list": list(range(3_000)), "dict": {f"k{i}": jnp.float32 for i in range(1_000)}},
     "many shapes": lambda: [jax.ShapeDtypeStruct((i, 2), jnp.float32) for i in range(1_000)],
     "astronomical shapes": lambda: [jax.ShapeDtypeStruct((10**10, 10**10), jnp.float32)] * 2 + [Special(1, 2)],
     **HOSTILE,

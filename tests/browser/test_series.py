@@ -23,7 +23,7 @@ from browser.driving import (
     violations,
 )
 from sample_series import EXPLODES_FROM, NAN_FROM, WIDTH, layers, leaf, run
-from sample_trees import SAMPLES
+from sample_trees import deep
 
 import treeviz
 from treeviz.tree.series import FindingMark, Histograms, Series
@@ -733,7 +733,7 @@ def test_many_rows_can_be_printed(shown):
 
 
 def test_a_row_of_twenty_thousand_levels_is_read_quickly(shown):
-    table = treeviz.walk(SAMPLES["20,000 levels of lists"]())
+    table = treeviz.walk(deep(20_000))
     values = np.ones((len(table), 4), np.float32)
     steps = np.arange(4)
     page = shown(table, [Series("x", "x", steps, steps, values, np.zeros(values.shape, bool))], columns=())

@@ -21,10 +21,8 @@ assert libraries and projects and sequences  # they register their steps
 N_STEPS, AT_CALL = 20, 16  # as in `verify`
 PRECISE = (
     "jax_documentation_mlp",
-    "jax_mnist_vae",
     "optax_lookahead",
     "optax_adversarial_training",
-    "optax_meta_learning",
 )
 STEPS = [pytest.param(name, marks=[pytest.mark.optimized] * (name in PRECISE)) for name in PUBLISHED]
 
