@@ -18,6 +18,7 @@ from sample_nodes import Layer, Node, Point, Repeated, Special, Static, Validati
 from sample_trees import SAMPLES, MyDict, MyList, Unregistered, cyclic_list, deleted
 
 import treeviz as tv
+from treeviz.analysis.checks import rules
 from treeviz.analysis.checks.rule import LEVELS, USES
 from treeviz.analysis.checks.rules import RULES
 from treeviz.api import explain
@@ -429,6 +430,19 @@ def test_the_cure_that_is_proposed_cures(code):
         assert len([each for each in tv.check(scope["tree"], for_=use) if each.code == code]) < len(found)
     if code == "T111":
         assert len(jax.tree.leaves(scope["tree"])) == 5
+
+
+def test_a_class_of_a_library_is_not_registered_and_its_functions_are_taken_out(monkeypatch):
+    class Function(Special):
+        __call__ = None
+
+    monkeypatch.setattr(rules, "_is_of_library", lambda cls: True)
+    plain = only("T100", {"x": make_special()(jnp.ones(2), 1)})
+    assert (plain.fix, plain.level) == ("", "error") and plain.sentence.endswith("; give JAX the arrays in it")
+    scope = {"tree": {"x": Function(jnp.ones(2), 1)}}
+    assert [only("T100", scope["tree"], for_=use).level for use in ("any", "jit")] == ["info", "error"]
+    exec(only("T100", scope["tree"]).fix, scope)
+    assert codes(scope["tree"], for_="jit") == []
 
 
 @pytest.mark.parametrize("code", FAULTS)

@@ -100,6 +100,16 @@ def test_what_an_installed_library_keeps_in_static_data_is_not_told_unless_the_t
     assert {each.level for each in tv.check([make()], for_="jit") if each.code == "T102"} == {"info"}
 
 
+def test_the_variables_of_a_penzai_model_are_taken_out_as_penzai_does_it():
+    pz = pytest.importorskip("penzai.pz")
+    scope = {"tree": penzai(), "pz": pz}
+    found = tv.check(scope["tree"], for_="jit")
+    assert {each.code for each in found} == {"T132"}
+    exec(found[0].fix, scope)
+    assert not tv.check((scope["tree"], scope["variables"]), for_="jit")
+    assert len(jax.tree.leaves(scope["variables"])) == len(found)
+
+
 def test_a_variable_of_penzai_is_no_array_for_jax():
     variable = pytest.importorskip("penzai.pz").Parameter(value=jnp.ones(2), label="w")
     assert [(each.code, each.level) for each in tv.check([variable], for_="jit")] == [("T132", "error")]

@@ -84,11 +84,15 @@ def hidden_arrays(checked: Checked) -> Iterator[Found]:
         facts = checked.facts(row)
         if not facts.is_leaf or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
             continue
-        key = "registration", facts.type, facts.module
+        node, key = checked.nodes[row], ("registration", facts.type, facts.module)
+        is_of_library = _is_of_library(type(node))  # its author decides how JAX sees it
         if key not in checked.cache:
-            checked.cache[key] = registration(checked.nodes[row])
-        example = "".join(f": {path} {what}" for path, what in note.details[:1])
-        yield Found(row, f"{note.text}{example}", checked.cache[key], note=note)
+            checked.cache[key] = "" if is_of_library else registration(node)
+        text = note.text + "".join(f": {path} {what}" for path, what in note.details[:1])
+        if is_of_library and callable(node):
+            yield Found(row, text, _apart(checked, row), _level(checked), note)
+        else:
+            yield Found(row, text + "; give JAX the arrays in it" * is_of_library, checked.cache[key], note=note)
 
 
 @rule("T113", "error")
@@ -209,9 +213,14 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
             cls = type(checked.nodes[row])
             if found_describer(cls):
                 continue
-            container = stands_for(cls)
-            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
-            yield Found(row, f"{facts.type} is not a valid JAX type{_raises(checked)}", fix, _level(checked))
+            text, container = f"{facts.type} is not a valid JAX type{_raises(checked)}", stands_for(cls)
+            if facts.module.startswith("penzai."):
+                fix = "{tree}, variables = pz.unbind_params({tree}, freeze=True)  # and later pz.bind_variables"
+            elif facts.kind == "variable":
+                text, fix = f"{text}; give JAX the array in it", ""
+            else:
+                fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
+            yield Found(row, text, fix, _level(checked))
 
 
 def _level(checked: Checked) -> Level:
@@ -228,6 +237,8 @@ def _apart(checked: Checked, row: int) -> str:
     if parent is None:
         return ""
     if parent.module.startswith("equinox") or parent.kind == "module":
+        if not checked.rows(lambda facts: facts.is_leaf and facts.kind in ("array", "numpy")):
+            return ""  # there would be no arrays on that side
         return "arrays, others = eqx.partition({tree}, eqx.is_array)  # or eqx.filter_jit, eqx.filter_grad"
     if parent.kind == "dict" and not parent.module:
         return f"{key if key.isidentifier() else 'apart'} = {{at}}  # a static argument, and not a leaf:\ndel {{at}}"
