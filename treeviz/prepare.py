@@ -24,6 +24,7 @@ from treeviz.analysis.facts import (
     with_scalars,
 )
 from treeviz.tree import walk as walking
+from treeviz.tree.annotations import with_named_axes
 from treeviz.tree.describers import DISPLAY, WHOLE, Budget
 from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
@@ -67,6 +68,7 @@ def scanned(
     integrations.load()
     tree, name = integrations.opened(tree, name)
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
+    table = with_named_axes(table, nodes)
     if stacked:
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +95,13 @@ def leaked() -> Any:
 
 
 # code, what the tree is for, a tree with the fault, the path, a tree without it
+def annotated(*shapes: tuple[int, ...]) -> Any:
+    """A named tuple whose two fields are annotated with the same axes."""
+    jaxtyping = pytest.importorskip("jaxtyping")
+    axes = jaxtyping.Float[jax.Array, "batch seq"]
+    return NamedTuple("Pair", [("x", axes), ("y", axes)])(*map(np.ones, shapes))  # type: ignore[misc]
+
+
 FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
     "T100": ("any", lambda: {"s": Special(jnp.ones(2), 1)}, "['s']", lambda: {"s": Special(1, 2)}),
     "T101": ("any", lambda: [Layer("n", 1.0, units=np.arange(3))], "[0]", lambda: [Layer("n", 1.0, units=("adam", 3))]),
@@ -115,6 +122,12 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
     "T115": ("any", lambda: [Adds(1.0, 1)], "[0]", lambda: [WithAux(1.0, [2.0])]),
     "T116": ("any", lambda: [Sly(1.0, 2.0)], "[0]", lambda: [Node(1.0)]),
     "T117": ("any", lambda: [counted()], "[0]", lambda: [Layer("n", 1.0), Point(1.0, 2.0)]),
+    "T118": (
+        "any",
+        lambda: [annotated((2, 3), (2, 4))],
+        "[0].y",
+        lambda: [annotated((2, 3), (2, 3)), annotated((2, 4), (2, 4))],
+    ),
     "T120": ("any", lambda: {"x": leaked()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T121": ("any", lambda: {"x": deleted()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T130": ("jit", lambda: [np.array(["a"])], "[0]", lambda: [np.zeros(2), np.float32(1)]),

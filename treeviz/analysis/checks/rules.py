@@ -35,6 +35,7 @@ from treeviz.analysis.checks.rule import (
     rule,
     stands_for,
 )
+from treeviz.tree.annotations import annotated_arrays
 from treeviz.tree.describers import found_describer, static_of
 from treeviz.tree.facts import KINDS, MASKED, NODE_KINDS, Facts, Note, is_refused
 from treeviz.tree.keys import MISSING, stored_attribute, stored_items
@@ -46,6 +47,7 @@ from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import (
     array_bytes,
+    aval_text,
     bytes_text,
     class_attribute,
     class_name,
@@ -781,6 +783,36 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
 
 def _place(checked: Checked, row: int) -> str:
     return checked.table[row].keystr or "the root" if checked.table.depth[row] < _DEEP_PATHS else "another one"
+
+
+@rule("T118", "info")
+def annotated_otherwise(checked: Checked) -> Iterator[Found]:
+    """An array does not have the axes, sizes or dtype of its annotation by jaxtyping.
+
+    The same name of an axis stands for one size in one object, as where jaxtyping checks a constructor; another object
+    of the class may have another size. Nothing is said of an object all of whose arrays have further axes in front, as
+    `vmap` makes it. Fine for a tree of other values in the same classes. A warning if the tree is for `jit`, `grad` or
+    a state.
+    """
+    level = None if checked.use == "any" else "warning"
+    first: dict[tuple[int, str], tuple[int, int]] = {}  # of each name in an object: the size, and the row
+    for array in annotated_arrays(checked.table, checked.nodes):
+        (shape, dtype), annotation = (array.facts.shape or (), array.facts.dtype), array.annotation
+        what = f"{aval_text(shape, dtype)} in a field of {annotation.text}"
+        if array.surplus:
+            yield Found(array.row, f"{what}: {len(shape)} {'axis' if len(shape) == 1 else 'axes'}", level=level)
+            continue
+        if annotation.dtypes and dtype not in annotation.dtypes and array.facts.kind != "key":
+            yield Found(array.row, f"{what}: its dtype is {dtype}", level=level)
+        names, sizes = (annotation.along(len(shape), of_axes, None) for of_axes in (annotation.names, annotation.sizes))
+        for name, wanted, size in zip(names, sizes, shape, strict=True):
+            if wanted is not None and size != wanted and not (size == 1 and name in annotation.broadcast):
+                yield Found(array.row, f"{what}: an axis of size {wanted} has {size}", level=level)
+            if name and not (size == 1 and name in annotation.broadcast):
+                known, row = first.setdefault((array.parent, name), (size, array.row))
+                if known != size:
+                    other = checked.table.key(row).label
+                    yield Found(array.row, f"axis {name} has size {size}, and {known} in {other}", level=level)
 
 
 @rule("T220", "info")
