@@ -300,7 +300,7 @@ class Describers:
             level = self._described_level(level, description)
         if description.inline and n_inlined < _MOST_INLINED and len(level.children) == 1 and level.keys is not None:
             child, key = level.children[0], self.keys.keys[level.keys[0]]
-            handler, inlined = self.handler(child), None
+            handler, code, inlined = self.handler(child), 0, None
             if handler.level is None:
                 code, inlined = handler.describe(child), Inlined(child, key, handler.has_identity)
             elif handler.describer is not None and (below := handler.level(child, self.keys)) is not None:
