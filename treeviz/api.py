@@ -56,23 +56,6 @@ class TreeOverlay(TreeView):
         return "\n".join([shown, *long_hints(self.differences, width, shown)])
 
 
-def apply_prefix(
-    prefix: Any, tree: Any, *, use: str, mesh: Any = None, is_leaf: Callable[[Any], bool] | None = None
-) -> TreeOverlay:
-    """See `treeviz.overlay`."""
-    from treeviz.analysis.compare.aligned import Side
-    from treeviz.analysis.overlay.overlaid import USES, overlaid
-
-    if use not in USES:
-        raise ValueError(f"overlay: unknown use={use!r}; use one of {', '.join(map(repr, USES))}")
-    if mesh is not None and use != "shardings":
-        raise ValueError(f"overlay: mesh= is only for use='shardings', not for {use!r}")
-    if use == "in_axes" and type(tree) is not tuple:
-        tree = (tree,)
-    side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
-    return TreeOverlay(overlaid(prefix, side, USES[use](mesh), is_leaf))
-
-
 # The implementation of `check`, `render(check=True)` and `treeviz check`
 
 _COLUMNS = ("elements", "bytes", "nan", "inf")
@@ -128,19 +111,8 @@ class CheckedTree(TreeView):
         return f'{super().json()[:-1]},\n"findings": {rows}}}'
 
 
-def check_tree(
-    tree: Any, *, for_: CheckUse, values: bool, roundtrip: bool, ignore: str | Collection[str]
-) -> TreeFindings:
-    """See `treeviz.check`."""
-    from treeviz.analysis.checks.rules import findings
-
-    table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
-    with gc_paused():
-        return TreeFindings(findings(table, results))
-
-
 def checked_tree(tree: Any, *, name: str, for_: CheckUse, values: bool, ignore: Collection[str]) -> CheckedTree:
-    """The findings of `check_tree` as a view of the tree."""
+    """The findings of `check` as a view of the tree."""
     from treeviz.analysis.checks.rules import findings, with_badges
 
     table, results = _checked(tree, name, for_, values, False, ignore)
@@ -190,12 +162,12 @@ def explain(code: str) -> str:
       ValueError: The rule does not exist.
     """
     rule = _rule(code.upper())
-    option = {"": "", "values": " It reads the values: check(tree, values=True).", "roundtrip": ""}[rule.needs]
-    if rule.needs == "roundtrip":
-        option = " It unflattens nodes, which runs their code: check(tree, roundtrip=True)."
-    return (
-        f"{rule.code} ({rule.level})\n\n{rule.about}\n\nTo leave it out: check(tree, ignore=[{rule.code!r}]).{option}"
-    )
+    option = {
+        "values": " It reads the values: check(tree, values=True).",
+        "roundtrip": " It unflattens nodes, which runs their code: check(tree, roundtrip=True).",
+    }.get(rule.needs, "")
+    without = f"To leave it out: check(tree, ignore=[{rule.code!r}]).{option}"
+    return f"{rule.code} ({rule.level})\n\n{rule.about}\n\n{without}"
 
 
 def _rule(code: str):
@@ -288,16 +260,8 @@ def render(
     """
     check_flag("values", values)
     check_options(name=name, columns=columns, is_leaf=is_leaf, depth=depth, stacked=stacked)
-    prepared = prepare(
-        tree,
-        name=name,
-        columns=columns,
-        stats=stats,
-        stacked=stacked,
-        is_leaf=is_leaf,
-        whole=whole,
-        trees=other_trees("render", beside, trees),
-    )
+    options = {"name": name, "columns": columns, "stats": stats, "stacked": stacked, "is_leaf": is_leaf}
+    prepared = prepare(tree, trees=other_trees("render", beside, trees), whole=whole, **options)
     if check:
         prepared = with_findings(prepared, check)
     drawn = None
@@ -400,7 +364,11 @@ def check(
     Raises:
       ValueError: `for_` is unknown, or a code in `ignore` has no rule.
     """
-    return check_tree(tree, for_=for_, values=values, roundtrip=roundtrip, ignore=ignore)
+    from treeviz.analysis.checks.rules import findings
+
+    table, results = _checked(tree, "tree", for_, values, roundtrip, ignore)
+    with gc_paused():
+        return TreeFindings(findings(table, results))
 
 
 def stackable(trees: Iterable[Any]) -> Differences:
@@ -477,4 +445,14 @@ def overlay(
     Raises:
       ValueError: `use` is unknown, or `mesh` is given for a use other than "shardings".
     """
-    return apply_prefix(prefix, tree, use=use, mesh=mesh, is_leaf=is_leaf)
+    from treeviz.analysis.compare.aligned import Side
+    from treeviz.analysis.overlay.overlaid import USES, overlaid
+
+    if use not in USES:
+        raise ValueError(f"overlay: unknown use={use!r}; use one of {', '.join(map(repr, USES))}")
+    if mesh is not None and use != "shardings":
+        raise ValueError(f"overlay: mesh= is only for use='shardings', not for {use!r}")
+    if use == "in_axes" and type(tree) is not tuple:
+        tree = (tree,)
+    side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
+    return TreeOverlay(overlaid(prefix, side, USES[use](mesh), is_leaf))

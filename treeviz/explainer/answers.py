@@ -1,8 +1,8 @@
 """Explain a call that failed inside JAX, by the function of JAX that raised.
 
 If JAX renames a function or its variables, that error loses its explanation and nothing else breaks. To add an answer,
-write a function of the failed call and its callers, innermost first, and list it in `ANSWERS`, and the place of JAX's
-function in `jax_private.TO_EXPLAIN`, where a test sees that JAX has moved it.
+write a function of the variables of the failed call and of the calls, innermost first, and list it in `ANSWERS`, and
+the place of JAX's function in `jax_private.TO_EXPLAIN`, where a test sees that JAX has moved it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.overlay.overlaid import InAxes, OutAxes, Shardings, Use, overlaid
-from treeviz.api import apply_prefix
+from treeviz.api import overlay
 from treeviz.explainer.frames import (
+    NO_ANSWER,
     Answer,
     Call,
     Calls,
+    Variables,
     describe_value,
     is_inexact,
     is_jit_value,
     is_ref,
     leaves_of,
+    leaves_of_arguments,
     names_of,
-    remedy,
+    refused,
 )
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
 from treeviz.tree.keys import keystr
 from treeviz.tree.leaves import describe_sharding
-from treeviz.tree.text import guarded, is_any, value_text
+from treeviz.tree.text import counted, guarded, is_any, value_text
 from treeviz.tree.walk import walk
 
 # Specs that do not match their trees: `vmap`, `pmap`, `shard_map`, shardings and placement.
@@ -69,7 +72,7 @@ class _NamedChildren:
 class _AxesOfArguments(InAxes):
     """`InAxes` for arguments that are not in a tuple."""
 
-    align = OutAxes.align
+    align = Use.align
 
 
 def _spec_differences(use: Use, names: Sequence[str], specs: Iterable[Any], trees: Iterable[Any]) -> Differences:
@@ -78,10 +81,9 @@ def _spec_differences(use: Use, names: Sequence[str], specs: Iterable[Any], tree
     return overlaid(_NamedChildren(names, specs), side, use, None).differences
 
 
-def explain_vmap(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
+def explain_vmap(frame_vars: Variables, calls: Calls) -> Answer:
     args, kwargs, in_axes = frame_vars["args"], frame_vars["kwargs"], frame_vars["in_axes"]
-    differences = apply_prefix(in_axes, args, use="in_axes").differences
+    differences = overlay(in_axes, args, use="in_axes").differences
     if not differences and kwargs:  # vmap maps keyword arguments along axis 0
         names = [*(f"[{i}]" for i in range(len(args))), "kwargs"]
         specs = [*(in_axes if is_any(type(in_axes), (tuple, list)) else [in_axes] * len(args)), 0]
@@ -90,35 +92,26 @@ def explain_vmap(calls: Calls) -> Answer:
     return "in_axes does not fit the arguments", differences
 
 
-def explain_vmap_result(calls: Calls) -> Answer:
+def explain_vmap_result(frame_vars: Variables, calls: Calls) -> Answer:
     """`vmap`: the function returned a value that is not an array, or that `out_axes` does not match."""
-    frame_vars = calls[0].variables
     outs = frame_vars["outs"]
     out_tree = next(call.variables["out_tree"] for call in calls if call.function == "vmap_f")
     names = paths(out_tree())
-    if not all(map(is_jit_value, outs)):
-        return "vmap returns only arrays and numbers", [
-            f"result{path}: {describe_value(leaf)}: {remedy(leaf)}"
-            for path, leaf in zip(names, outs, strict=True)
-            if not is_jit_value(leaf)
-        ]
+    if lines := refused(zip((f"result{path}" for path in names), outs, strict=True)):
+        return "vmap returns only arrays and numbers", lines
     avals = [jax.ShapeDtypeStruct(out.shape, out.dtype) if hasattr(out, "shape") else out for out in outs]
     return "out_axes does not fit the result", _spec_differences(OutAxes(), names, frame_vars["out_dim_dests"], avals)
 
 
-def explain_prefix(calls: Calls) -> Answer:
+def explain_prefix(frame_vars: Variables, calls: Calls) -> Answer:
     """`out_axes`, `in_shardings`, `out_shardings` and `device_put`."""
-    frame_vars = calls[0].variables
     if frame_vars.get("name") == "vmap in_axes":  # `explain_vmap` explains it better
-        return "", ()
-    return _explain_not_a_prefix(
-        frame_vars.get("name") or frame_vars.get("what") or "the prefix",
-        frame_vars["axis_tree"],
-        frame_vars["dummy_tree"],
-    )
+        return NO_ANSWER
+    name = frame_vars.get("name") or frame_vars.get("what") or "the prefix"
+    return _explain_not_a_prefix(name, frame_vars["axis_tree"], frame_vars["dummy_tree"])
 
 
-def explain_broadcast(calls: Calls) -> Answer:
+def explain_broadcast(frame_vars: Variables, calls: Calls) -> Answer:
     """`jax.tree.broadcast`, and `shard_map` and `pmap`, which call it."""
     frame_vars = next(call.variables for call in calls if call.function == "broadcast_prefix")
     name = "out_specs" if any(map(_is_shard_map, calls)) else "the prefix"
@@ -136,18 +129,17 @@ def _explain_not_a_prefix(name: str, prefix: Any, tree: Any) -> Answer:
     ]
 
 
-def explain_shardings(calls: Calls) -> Answer:
+def explain_shardings(frame_vars: Variables, calls: Calls) -> Answer:
     """`in_shardings`, with one spec per argument, and `out_shardings`."""
-    specs = calls[0].variables["shardings"]
-    if not str(calls[0].variables["what"]).endswith("in_shardings"):
-        return explain_prefix(calls)
-    specs = _with_none(specs)
+    if not str(frame_vars["what"]).endswith("in_shardings"):
+        return explain_prefix(frame_vars, calls)
+    specs = _with_none(frame_vars["shardings"])
     frame_vars = next(call.variables for call in calls if call.function == "_infer_params")
     args, static = frame_vars["args"], getattr(frame_vars["ji"], "static_argnums", ())
     args = tuple(arg for i, arg in enumerate(args) if i not in {n % len(args) for n in static})
     title = "in_shardings does not fit the arguments"
     if type(specs) is not tuple:
-        differences = apply_prefix((specs,), args, use="shardings").differences
+        differences = overlay((specs,), args, use="shardings").differences
         hint = "" if differences else ": put it into a tuple, in_shardings=(…,)"
         return title, [f"the root: it must be a tuple with one spec for each argument{hint}"]
     return title, _argument_differences(specs, args, "shardings")
@@ -162,24 +154,22 @@ def _with_none(specs: Any) -> Any:
     return None if type(specs).__name__ == "UnspecifiedValue" else specs
 
 
-def _argument_differences(specs: tuple, args: tuple, use: str, mesh: Any = None) -> list[Any]:
+def _argument_differences(specs: Any, args: tuple, use: Any, mesh: Any = None) -> list[Any]:
     """The differences between specs and arguments, including missing and surplus specs."""
-    names = [f"[{i}]" for i in range(max(len(specs), len(args)))]
-    surplus = [
-        f"{name}: {value_text(spec, 60)}: a spec without an argument" for name, spec in zip(names, specs, strict=False)
-    ]
-    missing = [
-        f"{name}{path}: {describe_value(leaf)}: no spec"
-        for name, arg in zip(names[len(specs) :], args[len(specs) :], strict=True)
-        for path, leaf in leaves_of(arg)
-    ]
+    if type(specs) is not tuple:
+        return overlay(specs, args, use=use, mesh=mesh).differences
     n = min(len(specs), len(args))
-    return [*apply_prefix(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus[len(args) :], *missing]
+    surplus = [f"[{i}]: {value_text(spec, 60)}: a spec without an argument" for i, spec in enumerate(specs[n:], n)]
+    missing = [
+        f"{path}: {describe_value(leaf)}: no spec"
+        for i, arg in enumerate(args[n:], n)
+        for path, leaf in leaves_of(arg, f"[{i}]")
+    ]
+    return [*overlay(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus, *missing]
 
 
-def explain_divisibility(calls: Calls) -> Answer:
+def explain_divisibility(frame_vars: Variables, calls: Calls) -> Answer:
     """`jit`, `device_put` and `with_sharding_constraint`: a sharding does not divide its array."""
-    frame_vars = calls[0].variables
     outer = next((call for call in calls if call.function in ("device_put", "with_sharding_constraint")), calls[0])
     names, specs, avals = frame_vars.get("names") or (), frame_vars["shardings"], frame_vars["flat_avals"]
     if "x" in outer.variables:
@@ -195,72 +185,54 @@ def _is_shard_map(call: Call) -> bool:
     return call.function == "wrapped" and {"in_specs", "mesh", "args"} <= call.variables.keys()
 
 
-def explain_wrapper(calls: Calls) -> Answer:
+def explain_wrapper(frame_vars: Variables, calls: Calls) -> Answer:
     """`shard_map` and `pmap`, which have flattened their trees before the error is raised."""
-    frame_vars = calls[0].variables
+    args = frame_vars["args"]
     if _is_shard_map(calls[0]):
-        return _explain_arguments(
-            "shard_map", "in_specs", frame_vars["in_specs"], frame_vars["args"], frame_vars["mesh"]
-        )
+        return _explain_arguments("shard_map", "in_specs", frame_vars["in_specs"], args, frame_vars["mesh"])
     infer = frame_vars["infer_params"]
     closure = dict(zip(infer.__code__.co_freevars, infer.__closure__, strict=True))
     if frame_vars["kwargs"] or closure["static_broadcasted_tuple"].cell_contents:
-        return "", ()
-    in_axes, args = closure["in_axes"].cell_contents, frame_vars["args"]
+        return NO_ANSWER
+    in_axes = closure["in_axes"].cell_contents
     title, differences = _explain_arguments("pmap", "in_axes", in_axes, args)
     if differences:
         return title, differences
     n = len(closure["devices"].cell_contents or jax.local_devices())
-    return _too_many(args, in_axes, n)
-
-
-def _too_many(args: Sequence[Any], in_axes: Any, n: int) -> Answer:
-    """The leaves whose mapped axis is longer than the number of devices."""
-    if type(in_axes) is not int:
-        return "", ()
-    return f"pmap maps an axis over {n:,} {'device' if n == 1 else 'devices'}", [
-        f"[{i}]{path}: {describe_value(leaf)}: axis {in_axes} has {leaf.shape[in_axes]:,}"
-        for i, arg in enumerate(args)
-        for path, leaf in leaves_of(arg)
+    return f"pmap maps an axis over {counted(n, 'device')}", [
+        f"{path}: {describe_value(leaf)}: axis {in_axes} has {leaf.shape[in_axes]:,}"
+        for path, leaf in leaves_of(args)
         if leaf.shape[in_axes] > n
     ]
 
 
 def _explain_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
-    no_arrays = [(path, leaf) for path, leaf in leaves_of(args) if not is_jit_value(leaf)]
-    if no_arrays:
-        return f"{function} accepts only arrays and numbers", [
-            f"{path}: {describe_value(leaf)}: {remedy(leaf)}" for path, leaf in no_arrays
-        ]
-    title, use = f"{name} does not fit the arguments", "shardings" if name == "in_specs" else name
-    if type(specs) is tuple and len(specs) != len(args):
-        return title, _argument_differences(specs, args, use, mesh)
-    return title, apply_prefix(specs, args, use=use, mesh=mesh).differences
+    if lines := refused(leaves_of(args)):
+        return f"{function} accepts only arrays and numbers", lines
+    use = "shardings" if name == "in_specs" else name
+    return f"{name} does not fit the arguments", _argument_differences(specs, args, use, mesh)
 
 
-def explain_out_specs(calls: Calls) -> Answer:
+def explain_out_specs(frame_vars: Variables, calls: Calls) -> Answer:
     """`shard_map`: the specs do not match the function's result."""
-    frame_vars, outer_vars = calls[0].variables, next(filter(_is_shard_map, calls)).variables
+    outer_vars = next(filter(_is_shard_map, calls)).variables
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in frame_vars["avals"]]
     names = [path or "the result" for path in paths(outer_vars["out_tree"])]
-    return "out_specs does not fit the result", _spec_differences(
-        Shardings(outer_vars["mesh"]), names, frame_vars["specs"], avals
-    )
+    differences = _spec_differences(Shardings(outer_vars["mesh"]), names, frame_vars["specs"], avals)
+    return "out_specs does not fit the result", differences
 
 
-def explain_devices(calls: Calls) -> Answer:
+def explain_devices(frame_vars: Variables, calls: Calls) -> Answer:
     """`jit`: the arrays that are not on the devices of most others."""
     frame_vars = next(call.variables for call in calls if {"args", "kwargs", "args_flat"} <= call.variables.keys())
-    trees = {f"argument {i}": arg for i, arg in enumerate(frame_vars["args"])} | frame_vars["kwargs"]
     placed = [
-        (f"{name}{path}", leaf, place.device_ids)
-        for name, tree in trees.items()
-        for path, leaf in leaves_of(tree)
+        (path, leaf, place.device_ids)
+        for path, leaf in leaves_of_arguments(frame_vars["args"], frame_vars["kwargs"])
         if is_committed(leaf) and (place := describe_sharding(leaf.sharding)) is not None
     ]
     counts = Counter(devices for _, _, devices in placed).most_common()
     if len(counts) < 2:
-        return "", ()
+        return NO_ANSWER
     usual = counts[0][0] if counts[0][1] > counts[1][1] else None
     return "the arrays are committed to different devices", [
         f"{path}: {describe_value(leaf)}, on {_device_text(devices)}"
@@ -281,12 +253,14 @@ def paths(treedef: Any) -> list[str]:
 # Loops and branches: carries, conditions, lengths, and results of branches.
 
 
-def explain_carry(calls: Calls) -> Answer:
+def explain_carry(frame_vars: Variables, calls: Calls) -> Answer:
     """`scan`, `fori_loop` and `while_loop`: the carry changes type between input and output."""
-    frame_vars = calls[0].variables
     if "out_carry" in frame_vars:
-        type_in, type_out = _type_of(frame_vars["in_carry"]), _type_of(frame_vars["out_carry"])
-        init = next(_carry_in(call) for call in calls[1:] if call.function in ("scan", "while_loop"))
+        flats = (frame_vars[name] for name in ("in_carry", "out_carry"))
+        type_in, type_out = (_strong(flat.tree, flat.vals) for flat in flats)
+        loop = next(call for call in calls[1:] if call.function in ("scan", "while_loop"))
+        init = loop.variables["args" if loop.function == "scan" else "init_val_flat"].unflatten()
+        init = init[0] if loop.function == "scan" else init
     else:  # jax < 0.5
         init, type_in = frame_vars["in_carry"], jit_type(frame_vars["in_carry"])
         type_out = JitType(frame_vars["out_carry_tree"], [LeafType(aval) for aval in frame_vars["out_avals"]])
@@ -301,30 +275,27 @@ def explain_carry(calls: Calls) -> Answer:
     return "the carry changes type between input and output", differences
 
 
-def _carry_in(call: Call) -> Any:
-    frame_vars = call.variables
-    return frame_vars["args"].unflatten()[0] if call.function == "scan" else frame_vars["init_val_flat"].unflatten()
-
-
-def explain_branches(calls: Calls) -> Answer:
+def explain_branches(frame_vars: Variables, calls: Calls) -> Answer:
     """`cond` and `switch`: the branches return different types."""
-    frame_vars = calls[0].variables
-    differences = compare_types(
-        frame_vars["outs1"], _type_of(frame_vars["out_avals1"]), _type_of(frame_vars["out_avals2"])
-    )
+    types = (_strong(flat.tree, flat.vals) for flat in (frame_vars["out_avals1"], frame_vars["out_avals2"]))
+    differences = compare_types(frame_vars["outs1"], *types)
     first, second = (re.sub(r"^branch(?=\d)", "branch ", frame_vars[name]) for name in ("name1", "name2"))
     title = f"what {first} and {second} return differs"
     return title, [Difference(path, *finding, tree=1) for path, finding in differences]
 
 
-def _type_of(flat: Any) -> JitType:
-    """The type of JAX's flat tree of avals, without weak types, which `cond` and loops ignore."""
-    return JitType(flat.tree, [LeafType(without_weak_type(aval)) for aval in flat.vals])
+def _strong(treedef: Any, avals: Iterable[Any]) -> JitType:
+    """A type without weak types, which `cond`, loops and tangents ignore."""
+    return JitType(treedef, [LeafType(without_weak_type(aval)) for aval in avals])
 
 
-def explain_cond_fun(calls: Calls) -> Answer:
+def _strong_type(tree: Any) -> JitType:
+    given = jit_type(tree)
+    return _strong(given.treedef, [leaf.aval for leaf in given.leaves])
+
+
+def explain_cond_fun(frame_vars: Variables, calls: Calls) -> Answer:
     """`while_loop`: the condition is not a boolean scalar. Also lists the carry leaves it is computed from."""
-    frame_vars = calls[0].variables
     closed = frame_vars["cond_jaxpr"]
     tree = frame_vars["cond_out_avals"].tree if "cond_out_avals" in frame_vars else frame_vars["cond_tree"]
     tree_paths, avals, title = paths(tree), closed.out_avals, "cond_fun of while_loop must return one boolean"
@@ -333,21 +304,15 @@ def explain_cond_fun(calls: Calls) -> Answer:
         return title, lines or ["it returns nothing"]
     aval = avals[0]
     if aval.shape == () and aval.dtype == bool:
-        return "", ()
+        return NO_ANSWER
     fix = "reduce it, as by .all() or .any()" if aval.shape else "compare it, as by != 0"
     carry = next(call for call in calls[1:] if call.function == "while_loop").variables
-    names = _carry_names(carry)
+    names = leaves_of(carry["init_val_flat"].unflatten() if "init_val_flat" in carry else carry["init_val"])
     sources = [names[i] for i in _used_inputs(closed.jaxpr) if closed.jaxpr.invars[i].aval.shape == aval.shape != ()]
     return title, [
         f"the result: {aval.str_short()}: {fix}",
         *(f"it is made of the carry{name}: {describe_value(leaf)}" for name, leaf in sources),
     ]
-
-
-def _carry_names(frame_vars: dict[str, Any]) -> list[tuple[str, Any]]:
-    return leaves_of(
-        frame_vars["init_val_flat"].unflatten() if "init_val_flat" in frame_vars else frame_vars["init_val"]
-    )
 
 
 def _used_inputs(jaxpr: Any) -> list[int]:
@@ -359,35 +324,32 @@ def _used_inputs(jaxpr: Any) -> list[int]:
     return [i for i, var in enumerate(jaxpr.invars) if id(var) in needed]
 
 
-def explain_scanned(calls: Calls) -> Answer:
+def explain_scanned(frame_vars: Variables, calls: Calls) -> Answer:
     """`scan`: the leaves of `xs` whose first axis differs in length from most others."""
     frame_vars = next(call.variables for call in calls if call.function == "scan")
-    leaves = leaves_of(frame_vars["args"].unflatten()[1] if "args" in frame_vars else frame_vars["xs"])
-    lengths = [(path, leaf.shape[0] if getattr(leaf, "shape", ()) else None, leaf) for path, leaf in leaves]
-    usual = frame_vars.get("length") or _most_common(Counter(n for _, n, _ in lengths if n is not None))
-    return f"scan runs along the first axis{f', here of {usual}' if usual else ''}", [
-        f"xs{path}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
-    ]
+    xs = frame_vars["args"].unflatten()[1] if "args" in frame_vars else frame_vars["xs"]
+    return _explain_lengths("scan runs along the first axis", leaves_of(xs, "xs"), 0, frame_vars.get("length"))
 
 
-def explain_associative_scan(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
+def explain_associative_scan(frame_vars: Variables, calls: Calls) -> Answer:
     axis = frame_vars["axis"]
-    lengths = [(path, leaf.shape[axis], leaf) for path, leaf in leaves_of(frame_vars["elems"])]
-    usual = _most_common(Counter(n for _, n, _ in lengths))
-    return f"associative_scan runs along axis {axis}{f', here of {usual}' if usual else ''}", [
-        f"{path or 'the argument'}: {describe_value(leaf)}" for path, n, leaf in lengths if n != usual
+    return _explain_lengths(f"associative_scan runs along axis {axis}", leaves_of(frame_vars["elems"]), axis)
+
+
+def _explain_lengths(title: str, leaves: Sequence[tuple[str, Any]], axis: int, usual: int | None = None) -> Answer:
+    """The leaves that are not as long as `usual`, or as most others."""
+    lengths = [leaf.shape[axis] if getattr(leaf, "shape", ()) else None for _, leaf in leaves]
+    if not usual:
+        most = Counter(n for n in lengths if n is not None).most_common(2)
+        usual = most[0][0] if len(most) < 2 or most[0][1] > most[1][1] else None
+    return title + (f", here of {usual}" if usual else ""), [
+        f"{path or 'the argument'}: {describe_value(leaf)}"
+        for (path, leaf), n in zip(leaves, lengths, strict=True)
+        if n != usual
     ]
-
-
-def _most_common(counts: Counter) -> Any:
-    """The most common key; None on a tie."""
-    most = counts.most_common(2)
-    return most[0][0] if len(most) < 2 or most[0][1] > most[1][1] else None
 
 
 def without_weak_type(aval: Any) -> Any:
-    """The aval, no longer weakly typed."""
     return guarded(lambda: aval.strip_weak_type(), lambda _: aval)
 
 
@@ -399,10 +361,10 @@ _TAKE_ARRAYS = {
     "fun_remat": "args",
     "device_put": "x",
 }
+_IN_CALL = {"[0]": "args", "[1]": "kwargs"}
 
 
-def _explain_map(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
+def _explain_map(frame_vars: Variables, calls: Calls) -> Answer:
     differences = map_mismatches(frame_vars["tree"], *frame_vars["rest"], is_leaf=frame_vars["is_leaf"])
     several = len(frame_vars["rest"]) > 1
     return "the trees do not match", [
@@ -410,27 +372,26 @@ def _explain_map(calls: Calls) -> Answer:
     ]
 
 
-def _explain_jvp(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
-    primals_type = jit_type(frame_vars["primals"])
-    tangents_type = JitType(primals_type.treedef, [_tangent_type(leaf.aval) for leaf in primals_type.leaves])
-    return "primals and tangents do not match", _tangent_differences(
-        frame_vars["tangents"], tangents_type, ("primals", "tangents")
-    )
+def _explain_jvp(frame_vars: Variables, calls: Calls) -> Answer:
+    """`jvp`, and a `custom_jvp` rule."""
+    is_rule = "py_primals_out" in frame_vars
+    primals, tangents = ("py_primals_out", "py_tangents_out") if is_rule else ("primals", "tangents")
+    primals_type = jit_type(frame_vars[primals])
+    avals = [leaf.aval for leaf in primals_type.leaves]
+    names = ("primals", "tangents")
+    differences = _tangent_differences(frame_vars[tangents], primals_type.treedef, avals, names)
+    return f"primals and tangents {'that the custom_jvp rule returns ' * is_rule}do not match", differences
 
 
-def _explain_pullback(calls: Calls) -> Answer:
+def _explain_pullback(frame_vars: Variables, calls: Calls) -> Answer:
     """The functions that `vjp` and `linear_transpose` return: the cotangent does not match."""
-    frame_vars = calls[0].variables
     if "in_tree_expected" in frame_vars:  # jax < 0.8
         tree, given, avals = frame_vars["in_tree_expected"], frame_vars["py_args"], frame_vars["out_primal_avals"]
     else:
         tree, given = frame_vars["out_tree"], frame_vars["out_ct" if "out_ct" in frame_vars else "out_cotangent"]
         tree = tree() if callable(tree) else tree  # of linear_transpose
         avals = frame_vars["out_primal_avals" if "out_primal_avals" in frame_vars else "out_avals"]
-    differences = _tangent_differences(
-        given, JitType(tree, [_tangent_type(aval) for aval in avals]), ("result", "cotangent")
-    )
+    differences = _tangent_differences(given, tree, avals, ("result", "cotangent"))
     return "the cotangent does not match the result", [
         difference
         for difference in differences
@@ -438,14 +399,11 @@ def _explain_pullback(calls: Calls) -> Answer:
     ]
 
 
-def _explain_custom_vjp(calls: Calls) -> Answer:
+def _explain_custom_vjp(frame_vars: Variables, calls: Calls) -> Answer:
     """A `custom_vjp` rule. JAX accepts None, and a leaf in place of a node."""
-    frame_vars = calls[0].variables
-    wanted = JitType(frame_vars["in_tree"], [_tangent_type(aval) for aval in frame_vars["in_avals"]])
-    differences, leaves = (
-        _tangent_differences(frame_vars["py_cts_in"], wanted, ("arguments", "result")),
-        dict(leaves_of(frame_vars["py_cts_in"])),
-    )
+    given, names = frame_vars["py_cts_in"], ("arguments", "result")
+    differences = _tangent_differences(given, frame_vars["in_tree"], frame_vars["in_avals"], names)
+    leaves = dict(leaves_of(given))
     return "the result of the custom_vjp rule does not match the arguments", [
         difference
         for difference in differences
@@ -454,35 +412,22 @@ def _explain_custom_vjp(calls: Calls) -> Answer:
     ]
 
 
-def _explain_custom_jvp(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
-    primals_type = jit_type(frame_vars["py_primals_out"])
-    wanted = JitType(primals_type.treedef, [_tangent_type(leaf.aval) for leaf in primals_type.leaves])
-    differences = _tangent_differences(frame_vars["py_tangents_out"], wanted, ("primals", "tangents"))
-    return "primals and tangents that the custom_jvp rule returns do not match", differences
+def _tangent_differences(tree: Any, treedef: Any, avals: Iterable[Any], names: tuple[str, str]) -> list[Difference]:
+    """The differences between tangents or cotangents and their primals, which have float0 for integers."""
+    to_tangents = [
+        getattr(aval, "to_tangent_aval", None) or getattr(aval, "at_least_vspace", lambda aval=aval: aval)
+        for aval in avals
+    ]
+    wanted = _strong(treedef, [to_tangent() for to_tangent in to_tangents])
+    findings, float0 = compare_types(tree, wanted, _strong_type(tree), is_right=True), str(jax.dtypes.float0)
+    return [
+        Difference(path, *("float0" if text == float0 else text for text in finding), tree=1, names=names)
+        for path, finding in findings
+    ]
 
 
-def _tangent_differences(tree: Any, wanted: JitType, names: tuple[str, str]) -> list[Difference]:
-    """The differences between a tree of tangents or cotangents and the expected type. Ignores weak types."""
-    given = jit_type(tree)
-    given = JitType(given.treedef, [LeafType(without_weak_type(leaf.aval)) for leaf in given.leaves])
-    findings = compare_types(tree, wanted, given, is_right=True)
-    return [Difference(path, *map(_float0, finding), tree=1, names=names) for path, finding in findings]
-
-
-def _float0(text: str) -> str:
-    return "float0" if text == str(jax.dtypes.float0) else text
-
-
-def _tangent_type(aval: Any) -> LeafType:
-    """The type of a tangent or cotangent: float0 for an integer array."""
-    to_tangent = getattr(aval, "to_tangent_aval", None) or getattr(aval, "at_least_vspace", None)
-    return LeafType(without_weak_type(to_tangent() if to_tangent else aval))
-
-
-def _explain_transpose(calls: Calls) -> Answer:
+def _explain_transpose(frame_vars: Variables, calls: Calls) -> Answer:
     """`jax.tree.transpose`: where the tree differs from the outer one, or the inner trees from the first one."""
-    frame_vars = calls[0].variables
     outer, inner, tree = (frame_vars[name] for name in ("outer_treedef", "inner_treedef", "pytree_to_transpose"))
     misfits = map_mismatches(_of_zeros(outer), tree)
     if misfits:
@@ -491,68 +436,53 @@ def _explain_transpose(calls: Calls) -> Answer:
     like = next((part for part in parts if tree_util.tree_structure(part) == inner), None)
     if like is None and inner is not None:
         like = _of_zeros(inner)
-    paths = [
-        keystr(path) for path, _ in tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=_is_any(parts))[0]
+    ids = {*map(id, parts)}
+    paths = tree_util.tree_flatten_with_path(outer.unflatten(parts), is_leaf=lambda node: id(node) in ids)[0]
+    return "the trees to transpose do not match", [
+        f"in {keystr(path)}: {difference}"
+        for (path, _), part in zip(paths, parts, strict=True)
+        for difference in map_mismatches(like, part)
     ]
-    differences = [
-        (path, difference) for path, part in zip(paths, parts, strict=True) for difference in map_mismatches(like, part)
-    ]
-    return "the trees to transpose do not match", [f"in {path}: {difference}" for path, difference in differences]
 
 
 def _of_zeros(treedef: Any) -> Any:
     return treedef.unflatten([0] * treedef.num_leaves)
 
 
-def _explain_argument_types(calls: Calls) -> Answer:
+def _explain_argument_types(frame_vars: Variables, calls: Calls) -> Answer:
     """`jit`: the leaves that are not arrays."""
-    frame_vars = calls[0].variables
     if "static arguments" in str(calls[0].error):  # `raised.explain_hashes` explains it
-        return "", ()
-    args, kwargs = frame_vars["args"], frame_vars["kwargs"]
-    static = {i % len(args) for i in getattr(frame_vars["ji"], "static_argnums", ()) if -len(args) <= i < len(args)}
-    trees = {f"argument {i}": arg for i, arg in enumerate(args) if i not in static} | {
-        name: arg for name, arg in kwargs.items() if name not in getattr(frame_vars["ji"], "static_argnames", ())
-    }
-    return "jit accepts only arrays and numbers", [
-        f"{name}{path}: {describe_value(leaf)}: {remedy(leaf)}"
-        for name, tree in trees.items()
-        for path, leaf in leaves_of(tree)
-        if not is_jit_value(leaf)
-    ]
+        return NO_ANSWER
+    args, kwargs, options = (frame_vars[name] for name in ("args", "kwargs", "ji"))
+    static = {i % len(args) for i in getattr(options, "static_argnums", ()) if -len(args) <= i < len(args)}
+    args = [None if i in static else arg for i, arg in enumerate(args)]
+    kwargs = {name: arg for name, arg in kwargs.items() if name not in getattr(options, "static_argnames", ())}
+    return "jit accepts only arrays and numbers", refused(leaves_of_arguments(args, kwargs))
 
 
-def _explain_returned(calls: Calls) -> Answer:
+def _explain_returned(frame_vars: Variables, calls: Calls) -> Answer:
     """A traced function: the leaves of its result that are not arrays."""
-    frame_vars = calls[0].variables
     paths = getattr(frame_vars["dbg"], "result_paths", None)
     outs = frame_vars["out_tracers"]
     names = [*map(str, paths)] if isinstance(paths, tuple | list) else [""] * len(outs)
-    return "the function returns a non-array", [
-        f"{name or 'the result'}: {describe_value(leaf)}: {remedy(leaf)}"
-        for name, leaf in zip(names, outs, strict=True)
-        if not is_jit_value(leaf)
-    ]
+    leaves = zip([name or "the result" for name in names], outs, strict=True)
+    return "the function returns a non-array", refused(leaves)
 
 
-def _explain_compiled(calls: Calls) -> Answer:
+def _explain_compiled(frame_vars: Variables, calls: Calls) -> Answer:
     """A function compiled ahead of time: the arguments differ from those it was compiled for."""
     compiled = next(call.variables["self"] for call in calls if call.function == "__call__")
-    args, kwargs = calls[0].variables["args"], calls[0].variables["kwargs"]
+    given = frame_vars["args"], frame_vars["kwargs"]
     leaves, treedef = tree_util.tree_flatten(compiled.args_info)
-    wanted = JitType(treedef, [LeafType(without_weak_type(leaf._aval)) for leaf in leaves])
-    given = jit_type((args, kwargs))
-    given = JitType(given.treedef, [LeafType(without_weak_type(leaf.aval)) for leaf in given.leaves])
-    names = {"[0]": "args", "[1]": "kwargs"}
+    wanted = _strong(treedef, [leaf._aval for leaf in leaves])
     return "the step was compiled for other arguments", [
-        Difference(names.get(path[:3], "") + path[3:], *finding, tree=1, names=("compiled", "given"))
-        for path, finding in compare_types((args, kwargs), wanted, given, is_right=True)
+        Difference(_IN_CALL.get(path[:3], "") + path[3:], *finding, tree=1, names=("compiled", "given"))
+        for path, finding in compare_types(given, wanted, _strong_type(given), is_right=True)
     ]
 
 
-def _explain_compiled_shardings(calls: Calls) -> Answer:
+def _explain_compiled_shardings(frame_vars: Variables, calls: Calls) -> Answer:
     """A function compiled ahead of time: the arguments whose sharding changed."""
-    frame_vars = calls[0].variables
     wanted = frame_vars["in_shardings" if "in_shardings" in frame_vars else "in_xla_shardings"]
     given = frame_vars["args" if "args" in frame_vars else "args_after_dce"]  # the arguments that the program reads
     call_vars = next(call.variables for call in calls if call.function == "__call__")
@@ -562,20 +492,17 @@ def _explain_compiled_shardings(calls: Calls) -> Answer:
     else:  # an array passed twice has two names, and which one the program reads is unknown
         n_of, path_of = Counter(id(leaf) for _, leaf in leaves), {id(leaf): path for path, leaf in leaves}
         paths = [path_of.get(id(leaf), "") if n_of[id(leaf)] == 1 else "" for leaf in given]
-    names = {"[0]": "args", "[1]": "kwargs"}
     return "the step was compiled for arrays placed elsewhere", [
-        Difference(names[path[:3]] + path[3:], *finding, tree=1, names=("compiled", "given"))
+        Difference(_IN_CALL[path[:3]] + path[3:], *finding, tree=1, names=("compiled", "given"))
         for path, leaf, sharding in zip(paths, given, wanted, strict=True)
         if path and is_committed(leaf) and not leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
         for finding in compare_places(LeafType(None, sharding), LeafType(None, leaf.sharding))
     ]
 
 
-def _explain_invalid(calls: Calls) -> Answer:
+def _explain_invalid(frame_vars: Variables, calls: Calls) -> Answer:
     """Loops, branches, `vmap`, `checkpoint` and `device_put`: the leaves that are not arrays."""
-    call = next((call for call in calls if _TAKE_ARRAYS.get(call.function) in call.variables), None)
-    if call is None:
-        return "", ()
+    call = next(call for call in calls if _TAKE_ARRAYS.get(call.function) in call.variables)
     tree, name = call.variables[_TAKE_ARRAYS[call.function]], call.function
     tree = tree.unflatten() if hasattr(tree, "unflatten") else tree
     labels = {"[0]": "the initial carry", "[1]": "xs"} if name == "scan" else {}
@@ -583,24 +510,23 @@ def _explain_invalid(calls: Calls) -> Answer:
         labels, name = {"[0][1]": "", "[2]": ""}, "fori_loop"  # fori_loop also carries its counters
     if name == "fun_remat":
         if call.variables.get("static_argnums"):  # JAX removed them, which shifts the positions
-            return "", ()
+            return NO_ANSWER
         name = "checkpoint"
     lines = []
     for path, leaf in leaves_of(tree):
         if not is_jit_value(leaf):
             prefix = next((label for label in labels if path.startswith(label)), "")
-            lines.append(
-                f"{labels.get(prefix, '') + path.removeprefix(prefix) or 'the argument'}: {describe_value(leaf)}"
-            )
+            place = labels.get(prefix, "") + path.removeprefix(prefix)
+            lines.append(f"{place or 'the argument'}: {describe_value(leaf)}")
     return f"{name.removesuffix('_f')} accepts only arrays and numbers", lines
 
 
-def _explain_deleted(calls: Calls) -> Answer:
+def _explain_deleted(frame_vars: Variables, calls: Calls) -> Answer:
     """`jit` and `device_get`: the arrays that were deleted or donated to another call."""
     frame_vars = next((call.variables for call in calls if call.function in ("cache_miss", "device_get")), {})
-    args, kwargs = (frame_vars["args"], frame_vars["kwargs"]) if "args" in frame_vars else ((frame_vars["x"],), {})
-    trees = {f"argument {i}": arg for i, arg in enumerate(args)} | kwargs
-    if len(trees) == 1 and "x" in frame_vars:
+    if "args" in frame_vars:
+        trees = {f"argument {i}": arg for i, arg in enumerate(frame_vars["args"])} | frame_vars["kwargs"]
+    else:
         trees = {"the argument": frame_vars["x"]}
     deleted = [
         (name, path, leaf)
@@ -609,18 +535,17 @@ def _explain_deleted(calls: Calls) -> Answer:
         if isinstance(leaf, jax.Array) and guarded(leaf.is_deleted, lambda _: False)
     ]
     if not any(path for _, path, _ in deleted):  # such as x + y: JAX's own message has the shape
-        return "", ()
+        return NO_ANSWER
     names = guarded(lambda: names_of(calls[0].error), lambda _: {})  # names in the user's call
     return "arrays that were deleted, or donated to an earlier call", [
         f"{names.get(id(leaf), name + path)}: {describe_value(leaf)}" for name, path, leaf in deleted
     ]
 
 
-def _explain_differentiated(calls: Calls) -> Answer:
+def _explain_differentiated(frame_vars: Variables, calls: Calls) -> Answer:
     """`grad`, `value_and_grad`, `jacfwd` and `jacrev`: the leaves that have no derivative."""
-    frame_vars = calls[0].variables
     if frame_vars.get("allow_int"):
-        return "", ()
+        return NO_ANSWER
     are_refs = "Ref-typed" in str(calls[0].error)  # since jax 0.11
     return "grad needs arrays, not references" if are_refs else "grad needs floating-point leaves", [
         f"{f'argument {i}' if len(frame_vars['dyn_args']) > 1 else 'the argument'}{path}: {describe_value(leaf)}"
@@ -630,13 +555,8 @@ def _explain_differentiated(calls: Calls) -> Answer:
     ]
 
 
-def _is_any(objects: Sequence[Any]) -> Callable[[Any], bool]:
-    ids = set(map(id, objects))
-    return lambda node: id(node) in ids
-
-
 # The functions of JAX that raise -> the answer. `jax_private.TO_EXPLAIN` lists their places.
-ANSWERS: dict[str, Callable[[Calls], Answer]] = {
+ANSWERS: dict[str, Callable[[Variables, Calls], Answer]] = {
     "_check_carry_type": explain_carry,
     "_check_branch_outputs": explain_branches,
     "flatten_axes": explain_prefix,
@@ -665,10 +585,10 @@ ANSWERS: dict[str, Callable[[Calls], Answer]] = {
     "tree_transpose": _explain_transpose,
     "_infer_scan_length": explain_scanned,
     "_flatten_bwd": _explain_custom_vjp,
-    "_flatten_jvp": _explain_custom_jvp,
+    "_flatten_jvp": _explain_jvp,
     "typeof": _explain_invalid,
     "shaped_abstractify": _explain_invalid,
     "_check_if_deleted": _explain_deleted,
 }
 # Functions that flatten the user's trees before they call JAX again.
-OUTER_ANSWERS: dict[str, Callable[[Calls], Answer]] = {"wrapped": explain_wrapper}
+OUTER_ANSWERS: dict[str, Callable[[Variables, Calls], Answer]] = {"wrapped": explain_wrapper}

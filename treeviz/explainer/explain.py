@@ -14,7 +14,7 @@ import jax
 
 from treeviz.explainer import frames, libraries, raised
 from treeviz.explainer.answers import ANSWERS, OUTER_ANSWERS
-from treeviz.explainer.frames import Answer, calls_in_jax, without_hidden
+from treeviz.explainer.frames import NO_ANSWER, Answer, calls_in_jax, without_hidden
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import guarded, printable_lines
 from treeviz.views.text.terminal import width_of, wrapped
@@ -50,7 +50,8 @@ def _explanation(error: Exception) -> str:
 def _answers(error: Exception) -> Iterator[Answer]:
     """Yields answers, outermost calls first: a library or a wrapper in JAX still has the user's trees."""
     calls = calls_in_jax(error)
-    buffers_answer = guarded(lambda: frames.explain_buffers(error), lambda _: ("", ()))
+    nothing = lambda _: NO_ANSWER  # noqa: E731
+    buffers_answer = guarded(lambda: frames.explain_buffers(error), nothing)
     if guarded(lambda: frames.is_from_library(error), lambda _: False):
         yield buffers_answer
     for i in reversed(range(len(calls))):
@@ -58,23 +59,18 @@ def _answers(error: Exception) -> Iterator[Answer]:
         if not calls[i].library:
             answer = OUTER_ANSWERS.get(calls[i].function)
         if answer is not None and all(name in calls[i].variables for name in needs):
-            yield guarded(lambda answer=answer, i=i: answer([calls[i], *calls[:i]]), lambda _: ("", ()))
+            yield guarded(partial(answer, calls[i].variables, [calls[i], *calls[:i]]), nothing)
     for i, call in enumerate(calls):
         answer = None if call.library else ANSWERS.get(call.function)
         if answer is not None:
-            yield guarded(lambda answer=answer, i=i: answer(calls[i:]), lambda _: ("", ()))
+            yield guarded(partial(answer, call.variables, calls[i:]), nothing)
     yield buffers_answer
     last_answers = [raised.explain_operands, raised.explain_mapped_leaf]
     if guarded(lambda: raised.is_direct(error), lambda _: False):
         last_answers.reverse()
-    for answer in (
-        raised.explain_hashes,
-        raised.explain_leaks,
-        libraries.explain_scope,
-        libraries.explain_optax_arguments,
-        *last_answers,
-    ):
-        yield guarded(lambda answer=answer: answer(error), lambda _: ("", ()))
+    by_error = (raised.explain_hashes, raised.explain_leaks, libraries.explain_scope, libraries.explain_optax_arguments)
+    for answer in (*by_error, *last_answers):
+        yield guarded(partial(answer, error), nothing)
 
 
 class explain_errors:

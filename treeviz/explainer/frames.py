@@ -6,6 +6,7 @@ import ast
 import linecache
 import os
 import re
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -33,23 +34,19 @@ _AROUND_CODE = {("flax", "from_state_dict"), ("equinox", "tree_at")}
 
 
 class Call(NamedTuple):
-    """A call of a function inside JAX, or inside a library around it.
+    """A call of a function inside JAX, or inside a library around it."""
 
-    Attributes:
-      function: Name of the function: "tree_map".
-      variables: Local variables of the call, by name.
-      error: The exception it raised.
-      library: "optax"; "" for JAX.
-    """
-
-    function: str
-    variables: dict[str, Any]
-    error: BaseException
-    library: str = ""
+    function: str  # "tree_map"
+    variables: dict[str, Any]  # local ones
+    error: BaseException  # that it raised
+    library: str = ""  # "optax"; "" for JAX
 
 
-Calls = Sequence[Call]  # the call that failed, then its callers
-Answer = tuple[str, Sequence[Any]]  # a title, and a line for each leaf
+Variables = dict[str, Any]  # of the call that failed
+Calls = Sequence[Call]  # that call, then its callers
+# A title, and a line for each leaf. What explains an error may raise, and then has no answer.
+Answer = tuple[str, Sequence[Any]]
+NO_ANSWER: Answer = "", ()
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
@@ -58,10 +55,18 @@ def calls_in_jax(error: BaseException) -> list[Call]:
     Callers of user code are left out, except the library functions in `_AROUND_CODE`.
     """
     calls: list[Call] = []
-    for cause in _chain(error):
+    seen: set[int] = set()
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        pending += [other for other in (cause.__context__, cause.__cause__) if other is not None]
         is_inside_jax = True
         for frame in reversed(frames_of(cause)):
-            library = "" if is_of_jax(frame) else _library(frame)
+            match = _LIBRARIES.search(file_of(frame))
+            library = "" if is_of_jax(frame) else match[match.lastindex or 0] if match else None
             name = frame.f_code.co_name
             if library is not None and (is_inside_jax or (library, name) in _AROUND_CODE):
                 variables = guarded(lambda frame=frame: dict(frame.f_locals), lambda _: {})
@@ -71,24 +76,9 @@ def calls_in_jax(error: BaseException) -> list[Call]:
     return calls
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    pending = [error]
-    while pending:
-        current = pending.pop()
-        if id(current) not in seen:
-            seen.add(id(current))
-            yield current
-            pending += [other for other in (current.__context__, current.__cause__) if other is not None]
-
-
 def frames_of(error: BaseException) -> list[types.FrameType]:
     """The frames of the traceback, outermost first."""
-    frames, trace = [], error.__traceback__
-    while trace is not None and len(frames) < _MOST:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    return frames
+    return [frame for frame, _ in islice(traceback.walk_tb(error.__traceback__), _MOST)]
 
 
 def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -105,12 +95,11 @@ def without_hidden(trace: types.TracebackType | None) -> types.TracebackType | N
 
 
 def is_of_jax(frame: types.FrameType) -> bool:
-    return "/jax/_src/" in frame.f_code.co_filename.replace("\\", "/")
+    return "/jax/_src/" in file_of(frame)
 
 
-def _library(frame: types.FrameType) -> str | None:
-    match = _LIBRARIES.search(frame.f_code.co_filename.replace("\\", "/"))
-    return match[match.lastindex or 0] if match else None
+def file_of(frame: types.FrameType) -> str:
+    return frame.f_code.co_filename.replace("\\", "/")
 
 
 def is_of_python(frame: types.FrameType) -> bool:
@@ -122,8 +111,13 @@ def is_of_python(frame: types.FrameType) -> bool:
 # Leaves in an explanation: their paths, their descriptions, and advice for leaves that are not arrays.
 
 
-def leaves_of(tree: Any) -> list[tuple[str, Any]]:
-    return [(keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
+def leaves_of(tree: Any, name: str = "") -> list[tuple[str, Any]]:
+    return [(name + keystr(path), leaf) for path, leaf in tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def leaves_of_arguments(args: Iterable[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    trees = {f"argument {i}": arg for i, arg in enumerate(args)} | kwargs
+    return [leaf for name, tree in trees.items() for leaf in leaves_of(tree, name)]
 
 
 def describe_value(leaf: Any) -> str:
@@ -141,14 +135,19 @@ def unwrapped(leaf: Any) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    return isinstance(leaf, bool | int | float | complex) or (
-        hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
-    )
+    if isinstance(leaf, bool | int | float | complex):
+        return True
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape") and getattr(leaf.dtype, "kind", "f") not in "OSUM"
 
 
 def is_jit_value(leaf: Any) -> bool:
     """Whether `jit` accepts the leaf: an array, a number, or a value of a hijax type."""
     return is_array(leaf) or describer_of_hijax(type(leaf)) is not None
+
+
+def refused(leaves: Iterable[tuple[str, Any]], accepts: Callable[[Any], bool] = is_jit_value) -> list[str]:
+    """A line for each leaf that is not accepted, with advice."""
+    return [f"{path}: {describe_value(leaf)}: {remedy(leaf)}" for path, leaf in leaves if not accepts(leaf)]
 
 
 def is_ref(leaf: Any) -> bool:
@@ -183,38 +182,33 @@ def explain_buffers(error: Exception) -> Answer:
     """The deleted arrays, or the arrays passed twice, in the expression that raised."""
     message = error.args[0] if isinstance(error, ValueError | RuntimeError) and error.args else None
     if type(message) is not str:
-        return "", ()
+        return NO_ANSWER
     if any(text in message for text in _DELETED):
         deleted = [(name, leaf) for name, leaf in _arrays(error) if guarded(leaf.is_deleted, lambda _: False)]
-        return "arrays that were deleted, or donated to an earlier call", [
-            f"{name}: {describe_value(leaf)}" for name, leaf in dict(deleted).items()
-        ]
-    if any(text in message for text in _TWICE):
-        return "arrays that are passed twice and donated once", [*_twice(_arrays(error))]
-    return "", ()
+        lines = [f"{name}: {describe_value(leaf)}" for name, leaf in dict(deleted).items()]
+        return "arrays that were deleted, or donated to an earlier call", lines
+    if not any(text in message for text in _TWICE):
+        return NO_ANSWER
+    first: dict[int, str] = {}
+    lines = []
+    for name, leaf in _arrays(error):
+        buffer = guarded(leaf.unsafe_buffer_pointer, lambda _, leaf=leaf: id(leaf))
+        if buffer in first:
+            other = "given twice" if first[buffer] == name else f"as {first[buffer]}"
+            lines.append(f"{name}: {describe_value(leaf)}, {other}")
+        first.setdefault(buffer, name)
+    return "arrays that are passed twice and donated once", lines
 
 
 def names_of(error: BaseException) -> dict[int, str]:
     """Maps the id of each array in the expression that raised to its name there: "state['w']"."""
-    names: dict[int, str] = {}
-    for name, leaf in _arrays(error):
-        names.setdefault(id(leaf), name)
-    return names
+    return {id(leaf): name for name, leaf in reversed([*_arrays(error)])}
 
 
 def is_from_library(error: Exception) -> bool:
     """Whether a library called JAX, so that the arguments are not the user's trees."""
     last = _last_before(error, is_of_jax)
     return last is not None and _is_installed(last.tb_frame)
-
-
-def _twice(arrays: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    first: dict[int, str] = {}
-    for name, leaf in arrays:
-        buffer = guarded(leaf.unsafe_buffer_pointer, lambda _, leaf=leaf: id(leaf))
-        if buffer in first:
-            yield f"{name}: {describe_value(leaf)}, {'given twice' if first[buffer] == name else f'as {first[buffer]}'}"
-        first.setdefault(buffer, name)
 
 
 def _arrays(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -240,10 +234,18 @@ def _is_installed(frame: types.FrameType) -> bool:
 def failed_expression(error: BaseException) -> tuple[ast.AST | None, Mapping[str, Any]]:
     """The user's expression that raised, and the variables in its scope."""
     last = _last_before(error, _is_installed) or _last_before(error, is_of_jax)
-    source = None if last is None else _source(last.tb_frame.f_code, last.tb_lasti)
-    if last is None or source is None:
+    if last is None:
         return None, {}
-    return ast.parse(source, mode="eval").body, {**last.tb_frame.f_globals, **last.tb_frame.f_locals}
+    frame = last.tb_frame
+    file, positions = frame.f_code.co_filename, frame.f_code.co_positions()
+    start, end, first, stop = next(islice(positions, last.tb_lasti // 2, None), (None,) * 4)
+    if start is None or end is None or first is None or stop is None:
+        return None, {}
+    lines = [linecache.getline(file, n).encode() for n in range(start, end + 1)]
+    lines[-1] = lines[-1][:stop]
+    lines[0] = lines[0][first:]
+    source = f"({b''.join(lines).decode()})"
+    return ast.parse(source, mode="eval").body, {**frame.f_globals, **frame.f_locals}
 
 
 def expression_values(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -257,17 +259,6 @@ def expression_values(error: BaseException) -> Iterator[tuple[str, Any]]:
             yield ast.unparse(node), value
         elif not isinstance(node, _NOT_EVALUATED_HERE):
             pending += reversed([*ast.iter_child_nodes(node)])
-
-
-def _source(code: types.CodeType, instruction: int) -> str | None:
-    """The source text of one bytecode instruction."""
-    start, end, first, last = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
-    if start is None or end is None or first is None or last is None:
-        return None
-    lines = [linecache.getline(code.co_filename, n).encode() for n in range(start, end + 1)]
-    lines[-1] = lines[-1][:last]
-    lines[0] = lines[0][first:]
-    return f"({b''.join(lines).decode()})"
 
 
 def value_of(node: ast.AST, variables: Mapping[str, Any]) -> Any:

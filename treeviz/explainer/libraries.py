@@ -1,7 +1,7 @@
 """Explain a failed call of a library: Flax, Equinox, Orbax or Optax.
 
 The first call is the library's outermost one, which has the user's trees. To add an answer, list the module in
-`frames._LIBRARIES`, write a function of the calls, and list it in `ANSWERS`.
+`frames._LIBRARIES`, write a function of the first call's variables and of the calls, and list it in `ANSWERS`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from treeviz.analysis.compare.map_mismatch import map_mismatches
 from treeviz.analysis.compare.rearranged import with_hints
 from treeviz.analysis.compare.tree_diff import find_differences
 from treeviz.explainer.frames import (
+    NO_ANSWER,
     Answer,
     Call,
     Calls,
+    Variables,
     describe_value,
+    file_of,
     frames_of,
     is_array,
     is_of_jax,
     is_of_python,
     is_tree_at_wrapper,
     leaves_of,
-    remedy,
+    refused,
     unwrapped,
 )
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import compare_types, jit_type
 from treeviz.tree.files.arrays import read_eqx
 from treeviz.tree.keys import keystr
-from treeviz.tree.text import class_name
+from treeviz.tree.text import aval_text, class_name, counted
 from treeviz.tree.walk import scan
 
 # `flax.nnx.merge` and `flax.nnx.update`: missing and surplus variables in the states.
@@ -52,56 +55,49 @@ Path = tuple[Any, ...]
 _NAMES = "graphdef", "state"
 
 
-def explain_nnx_merge(calls: Calls) -> Answer:
-    frame_vars = calls[0].variables
+def explain_nnx_merge(frame_vars: Variables, calls: Calls) -> Answer:
     graphdef = frame_vars["graphdef_or_graphstate"]
     if not _is_flax(graphdef, "GraphDef"):
         if not any(_is_flax(state, "GraphDef") for state in frame_vars["states"]):
-            return "", ()
+            return NO_ANSWER
         return "nnx.merge takes the graphdef first", [
             f"argument {i}: {_state_text(state)}" for i, state in enumerate((graphdef, *frame_vars["states"]))
         ]
     title = "the states do not match the graphdef"
     expected = dict(_graphdef_leaves(graphdef))
     if len(expected) != graphdef.num_leaves:
-        return "", ()
+        return NO_ANSWER
     state_leaves: dict[Path, Any] = {}
     n_of: Counter[Path] = Counter()
     for i, state in enumerate(frame_vars["states"], 1):
         leaves = [*_state_leaves(state)]
         if () not in expected and any(not path for path, _ in leaves):
-            return title, [f"argument {i}: {_state_text(state)}: {_merge_remedy(state)}"]
+            is_nested = isinstance(state, Sequence) and any(isinstance(item, Mapping) for item in state)
+            advice = "pass what nnx.split or nnx.state returned"
+            advice = "pass each state as an argument, nnx.merge(graphdef, *states)" if is_nested else advice
+            return title, [f"argument {i}: {_state_text(state)}: {advice}"]
         state_leaves.update(leaves)
         n_of.update(path for path, _ in leaves)
     differences = [
         *_unmatched("missing", expected, state_leaves, lambda path: expected[path]),
         *_unmatched("extra", state_leaves, expected, lambda path: _state_text(state_leaves[path])),
     ]
-    return title, [*differences, *(f"{_state_path(path)}: in {n:,} of the states" for path, n in n_of.items() if n > 1)]
+    return title, [*differences, *(f"{_keystr(path)}: in {n:,} of the states" for path, n in n_of.items() if n > 1)]
 
 
-def explain_nnx_update(calls: Calls) -> Answer:
+def explain_nnx_update(frame_vars: Variables, calls: Calls) -> Answer:
     """`nnx.update`: the nested calls hold the keys of the path that could not be set."""
     nested = [call.variables for call in reversed(calls) if call.function == "_graph_update_dynamic"]
     if not nested or not all("key" in frame_vars for frame_vars in nested):
-        return "", ()
+        return NO_ANSWER
     frame_vars, path = nested[-1], tuple(outer["key"] for outer in nested)
-    value = frame_vars["value"]
-    if frame_vars["key"] not in frame_vars["node_dict"]:
-        return "the state does not match the model", [
-            Difference(_state_path(path), "extra", "", _state_text(value), names=("model", "state"))
-        ]
-    if isinstance(value, Mapping) == isinstance(frame_vars.get("current_value"), Mapping):
-        return "", ()
-    return "the state does not match the model", [
-        Difference(
-            _state_path(path),
-            "leaf",
-            _state_text(frame_vars["current_value"]),
-            _state_text(value),
-            names=("model", "state"),
-        )
-    ]
+    value, kind, own = frame_vars["value"], "extra", ""
+    if frame_vars["key"] in frame_vars["node_dict"]:
+        if isinstance(value, Mapping) == isinstance(frame_vars.get("current_value"), Mapping):
+            return NO_ANSWER
+        kind, own = "leaf", _state_text(frame_vars["current_value"])
+    difference = Difference(_keystr(path), kind, own, _state_text(value), names=("model", "state"))
+    return "the state does not match the model", [difference]
 
 
 def _graphdef_leaves(graphdef: Any) -> Iterator[tuple[Path, str]]:
@@ -150,13 +146,7 @@ def _unmatched(kind: Any, left: Mapping[Path, Any], right: Mapping[Path, Any], t
     for top, paths in alone.items():
         path, description = (paths[0], text(paths[0])) if len(paths) == 1 else (top, f"{len(paths):,} variables")
         left_text, right_text = (description, "") if kind == "missing" else ("", description)
-        yield Difference(_state_path(path), kind, left_text, right_text, names=_NAMES)
-
-
-def _merge_remedy(state: Any) -> str:
-    if isinstance(state, Sequence) and any(isinstance(item, Mapping) for item in state):
-        return "pass each state as an argument, nnx.merge(graphdef, *states)"
-    return "pass what nnx.split or nnx.state returned"
+        yield Difference(_keystr(path), kind, left_text, right_text, names=_NAMES)
 
 
 def _is_flax(value: Any, name: str) -> bool:
@@ -170,23 +160,18 @@ def _state_text(value: Any) -> str:
     return describe_value(value) if is_plain else class_name(type(value))
 
 
-def _state_path(path: Path) -> str:
-    return "".join(f"[{key!r}]" for key in path)
-
-
 # `equinox.tree_at`: why the nodes that `where` selected cannot be replaced.
 
-_MOST_NAMES = 6
 _CHOOSES = "where must select nodes and leaves of the tree"
 
 
-def explain_tree_at(calls: Calls) -> Answer:
-    frame_vars, error = calls[0].variables, calls[0].error
+def explain_tree_at(frame_vars: Variables, calls: Calls) -> Answer:
+    error = calls[0].error
     if "out" in frame_vars:  # after the replacement, tree_at searches for each node
         return _explain_chosen_nodes(frame_vars)
+    if {"node_replace_fns", "replace_fns"} & frame_vars.keys():
+        return NO_ANSWER
     if "nodes" in frame_vars:
-        if "node_replace_fns" in frame_vars or "replace_fns" in frame_vars:
-            return "", ()
         return _explain_replace_length(frame_vars)
     if "leaves1" in frame_vars:
         return _explain_chosen_leaves(frame_vars, error)
@@ -196,22 +181,21 @@ def explain_tree_at(calls: Calls) -> Answer:
 def _explain_missing_attribute(frame_vars: Mapping[str, Any], error: BaseException) -> Answer:
     """`where` reads an attribute that the node does not have."""
     if not isinstance(error, AttributeError) or not error.name:
-        return "", ()
+        return NO_ANSWER
     node_paths = _NodePaths(frame_vars["pytree"])
     path = node_paths.paths_of(error.obj)
     if not path:
-        return "", ()
+        return NO_ANSWER
     if is_tree_at_wrapper(error.obj):
         return _CHOOSES, [f"{path[0]}: {_text(error.obj)}: .{error.name} of a leaf is not one"]
     names = node_paths.describe_children(error.obj)
-    return "where selects something that is not in the tree", [
-        f"{path[0]}: {_text(error.obj)}, which has no {error.name!r}" + (f", but {names}" if names else "")
-    ]
+    line = f"{path[0]}: {_text(error.obj)}, which has no {error.name!r}"
+    return "where selects something that is not in the tree", [line + (f", but {names}" if names else "")]
 
 
 def _explain_chosen_leaves(frame_vars: Mapping[str, Any], error: BaseException) -> Answer:
     if "node_or_nodes" not in frame_vars:
-        return "", ()
+        return NO_ANSWER
     if isinstance(error, TypeError):  # raised while tree_at unwraps the leaves
         return _CHOOSES, [
             f"its result{path}: {describe_value(leaf)}: a static field, or computed"
@@ -221,12 +205,12 @@ def _explain_chosen_leaves(frame_vars: Mapping[str, Any], error: BaseException) 
     n, n_again = len(frame_vars["leaves1"]), len(frame_vars["leaves2"])
     node_paths = _NodePaths(frame_vars["pytree"], bare=True)
     kept = set(map(id, frame_vars["leaves2"]))
-    unchosen = [leaf for leaf in frame_vars["leaves1"] if id(leaf) not in kept]
     return "where must select by structure: it is called again with other leaves", [
-        f"it selected {n:,} {'leaf' if n == 1 else 'leaves'} first, and then {n_again:,}",
+        f"it selected {counted(n, 'leaf', 'leaves')} first, and then {n_again:,}",
         *(
             f"{(node_paths.paths_of(leaf) or ['a leaf'])[0]}: {describe_value(leaf)}: selected by its value"
-            for leaf in unchosen
+            for leaf in frame_vars["leaves1"]
+            if id(leaf) not in kept
         ),
     ]
 
@@ -235,24 +219,21 @@ def _explain_replace_length(frame_vars: Mapping[str, Any]) -> Answer:
     """`replace` and the selected nodes differ in number."""
     nodes, replace = frame_vars["nodes"], frame_vars["replace"]
     if not isinstance(nodes, Sequence) or type(replace) is object:  # a sentinel: not given
-        return "", ()
+        return NO_ANSWER
     node_paths = _NodePaths(frame_vars["pytree"])
     replacements = [*replace] if isinstance(replace, tuple | list) else None
     if replacements is not None and len(replacements) == len(nodes):
-        return "", ()
-    chosen = [f"where selected {node_paths.describe(node)}" for node in nodes]
+        return NO_ANSWER
+    places = [(node_paths.paths_of(node) or ["what is not in the tree"])[0] for node in nodes]
+    chosen = [f"where selected {place}: {_text(node)}" for place, node in zip(places, nodes, strict=True)]
     if replacements is None:
-        return "where returned a sequence, so replace must be one", [
-            *chosen,
-            f"replace: {describe_value(replace)}: not a sequence",
-        ]
+        chosen.append(f"replace: {describe_value(replace)}: not a sequence")
+        return "where returned a sequence, so replace must be one", chosen
+    surplus = enumerate(replacements[len(nodes) :], len(nodes))
     return f"where selected {len(nodes):,}, and replace has {len(replacements):,}", [
         *(f"{line}: replaced by {describe_value(new)}" for line, new in zip(chosen, replacements, strict=False)),
         *(f"{line}: no replacement for it" for line in chosen[len(replacements) :]),
-        *(
-            f"replace[{i}]: {describe_value(replacements[i])}: nothing to replace"
-            for i in range(len(nodes), len(replacements))
-        ),
+        *(f"replace[{i}]: {describe_value(new)}: nothing to replace" for i, new in surplus),
     ]
 
 
@@ -276,12 +257,10 @@ class _NodePaths:
     """Finds the key paths of nodes and leaves of a tree, by identity."""
 
     def __init__(self, tree: Any, bare: bool = False) -> None:
-        self._table, nodes = scan(tree)
-        self._rows: dict[int, list[int]]
-        self._nodes = [unwrapped(node) for node in nodes] if bare else nodes
-        self._keystr, self._rows = self._table.keystrs(), {}
+        self._table, self._nodes = scan(tree)  # held, so that their ids stay valid
+        self._keystr, self._rows = self._table.keystrs(), dict[int, list[int]]()
         for row, node in enumerate(self._nodes):
-            self._rows.setdefault(id(node), []).append(row)
+            self._rows.setdefault(id(unwrapped(node) if bare else node), []).append(row)
 
     def paths_of(self, node: Any) -> list[str]:
         """The key paths of a node; "the root" for the root."""
@@ -291,13 +270,8 @@ class _NodePaths:
         rows = self._rows.get(id(node), ())
         return any(row < other < self._table[row].end for row in rows for other in self._rows[id(descendant)])
 
-    def describe(self, node: Any) -> str:
-        return f"{(self.paths_of(node) or ['what is not in the tree'])[0]}: {_text(node)}"
-
     def describe_children(self, node: Any) -> str:
-        keys = [self._table.key(row).keystr for row in self._table.children(self._rows[id(node)][0])]
-        rest = f" and {len(keys) - _MOST_NAMES:,} more" if len(keys) > _MOST_NAMES else ""
-        return ", ".join(keys[:_MOST_NAMES]) + rest
+        return _few([self._table.key(row).keystr for row in self._table.children(self._rows[id(node)][0])])
 
 
 def _text(node: Any) -> str:
@@ -310,24 +284,23 @@ def _text(node: Any) -> str:
 _ERRORS = {"ScopeParamShapeError", "ScopeParamNotFoundError", "ScopeCollectionNotFound", "ScopeVariableNotFoundError"}
 _NO_COLLECTIONS = {"ApplyScopeInvalidVariablesTypeError", "ApplyScopeInvalidVariablesStructureError"}
 _WITHIN = "/flax/core/scope.py", "/flax/linen/module.py"
-_MOST_KEYS = 6
+_MOST_NAMES = 6
 
 
 def explain_scope(error: BaseException) -> Answer:
     cls = type(error)
     if cls.__module__ != "flax.errors":
-        return "", ()
+        return NO_ANSWER
     frames = frames_of(error)
     if cls.__name__ in _NO_COLLECTIONS:
         return "the variables must be a dict of collections", [*_no_collections(_apply_variables(frames))]
     frame_vars = frames[-1].f_locals
     if cls.__name__ == "ModifyScopeVariableError":
         path = _keystr([frame_vars["col"], *frame_vars["self"].path, frame_vars["name"]])
-        return "apply cannot change the variables", [
-            f"{path}: pass mutable=[{frame_vars['col']!r}] to apply, which returns it"
-        ]
+        line = f"{path}: pass mutable=[{frame_vars['col']!r}] to apply, which returns it"
+        return "apply cannot change the variables", [line]
     if cls.__name__ not in _ERRORS:
-        return "", ()
+        return NO_ANSWER
     keys = [frame_vars.get("col", "params"), *frame_vars["self"].path, frame_vars["name"]]
     inputs = _inputs(frames)
     if cls.__name__ == "ScopeParamShapeError":
@@ -339,9 +312,8 @@ def explain_scope(error: BaseException) -> Answer:
 
 def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
     """The variables of the innermost `apply`."""
-    return next(
-        variables for frame in reversed(frames) if isinstance(variables := frame.f_locals.get("variables"), Mapping)
-    )
+    named = (frame.f_locals.get("variables") for frame in reversed(frames))
+    return next(variables for variables in named if isinstance(variables, Mapping))
 
 
 def _no_collections(given: Mapping[str, Any]) -> Iterator[str]:
@@ -356,49 +328,41 @@ def _no_collections(given: Mapping[str, Any]) -> Iterator[str]:
 def _missing(given: Mapping[str, Any], keys: Sequence[str]) -> str:
     line = f"{_keystr(keys)}: not in the variables"
     if not given.get(keys[0]):
-        if _reaches(given, keys[1:]):
+        below: Any = given
+        for key in keys[1:]:
+            below = below.get(key) if isinstance(below, Mapping) else None
+        if below is not None:
             return f"{line}, which belong in it: pass {{{keys[0]!r}: variables}}"
-        return f"{line}, which have only {_key_names(given)}"
-    for i in range(1, len(keys)):
-        node = given
-        for key in keys[:i]:
-            node = node[key]
-        if not isinstance(node, Mapping) or keys[i] not in node:
-            if not isinstance(node, Mapping):
-                return f"{_keystr(keys[:i])}: {describe_value(node)}, and no layer with {_keystr(keys[i:])}"
-            return f"{_keystr(keys[: i + 1])}: {_keystr(keys[:i])} has only {_key_names(node) or 'nothing'}"
+        return f"{line}, which have only {_few([*map(repr, given)])}"
+    node = given[keys[0]]
+    for i, key in enumerate(keys[1:], 1):
+        if not isinstance(node, Mapping):
+            return f"{_keystr(keys[:i])}: {describe_value(node)}, and no layer with {_keystr(keys[i:])}"
+        if key not in node:
+            return f"{_keystr(keys[: i + 1])}: {_keystr(keys[:i])} has only {_few([*map(repr, node)]) or 'nothing'}"
+        node = node[key]
     return line
 
 
-def _reaches(node: Any, keys: Sequence[str]) -> bool:
-    for key in keys:
-        if not isinstance(node, Mapping) or key not in node:
-            return False
-        node = node[key]
-    return True
+def _few(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + rest
 
 
-def _key_names(node: Mapping[str, Any]) -> str:
-    rest = f" and {len(node) - _MOST_KEYS:,} more" if len(node) > _MOST_KEYS else ""
-    return ", ".join(map(repr, [*node][:_MOST_KEYS])) + rest
-
-
-def _keystr(keys: Sequence[str]) -> str:
+def _keystr(keys: Sequence[Any]) -> str:
     return "".join(f"[{key!r}]" for key in keys)
 
 
 def _inputs(frames: Sequence[types.FrameType]) -> list[str]:
     """The arrays that the layer was called with."""
     for frame in reversed(frames):
-        file = frame.f_code.co_filename.replace("\\", "/")
-        if not file.endswith(_WITHIN) and not is_of_jax(frame) and not is_of_python(frame):
+        if not file_of(frame).endswith(_WITHIN) and not is_of_jax(frame) and not is_of_python(frame):
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
             layer = class_name(type(frame.f_locals[names[0]])) if names and names[0] in frame.f_locals else ""
-            arrays = [(name, frame.f_locals.get(name)) for name in names[1:]]
             return [
                 f"{name} of {layer}: {describe_value(array)}"
-                for name, array in arrays
-                if isinstance(array, jax.Array | np.ndarray)
+                for name in names[1:]
+                if isinstance(array := frame.f_locals.get(name), jax.Array | np.ndarray)
             ]
     return []
 
@@ -409,9 +373,8 @@ _STRUCTURE = ("type", "none", "leaf", "length", "missing", "extra")
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-def _explain_flax_restore(calls: Calls) -> Answer:
+def _explain_flax_restore(frame_vars: Variables, calls: Calls) -> Answer:
     """`flax.serialization.from_bytes` and `from_state_dict`: the file differs from the target."""
-    frame_vars = calls[0].variables
     target = sys.modules["flax.serialization"].to_state_dict(frame_vars["target"])
     differences = compare_types(target, jit_type(target), jit_type(frame_vars["state"]), leaves=lambda *_: [])
     return "the restored tree does not match the target", [
@@ -419,11 +382,10 @@ def _explain_flax_restore(calls: Calls) -> Answer:
     ]
 
 
-def _explain_orbax_restore(calls: Calls) -> Answer:
+def _explain_orbax_restore(frame_vars: Variables, calls: Calls) -> Answer:
     """Orbax restores: the metadata on disk differs from the target."""
     from treeviz.integrations.orbax import read_orbax
 
-    frame_vars = calls[0].variables
     trees = frame_vars["serialized_item"], read_orbax(FilePath(str(frame_vars["directory"])))
     target_side, stored_side = (Side(*scanned(_without_classes(tree), None, "tree")) for tree in trees)
     diff = with_hints(target_side, stored_side, find_differences(target_side, stored_side, values=False), values=False)
@@ -444,46 +406,43 @@ def _without_classes(tree: Any) -> Any:
     return [*map(_without_classes, tree)] if isinstance(tree, list | tuple) else tree
 
 
-def _explain_equinox_restore(calls: Calls) -> Answer:
+def _explain_equinox_restore(frame_vars: Variables, calls: Calls) -> Answer:
     """`equinox.tree_deserialise_leaves`: the file differs from `like`."""
-    frame_vars, title = calls[0].variables, "the file does not match the tree"
+    title = "the file does not match the tree"
     if "out" in frame_vars:  # the whole file was read
-        findings = compare_types(frame_vars["like"], jit_type(frame_vars["like"]), jit_type(frame_vars["out"]))
-        differences = [Difference(path, *finding, tree=1, names=("tree", "file")) for path, finding in findings]
-        return title, [difference for difference in differences if difference.kind in ("shape", "dtype")]
+        like = frame_vars["like"]
+        return title, [
+            Difference(path, *finding, tree=1, names=("tree", "file"))
+            for path, finding in compare_types(like, jit_type(like), jit_type(frame_vars["out"]))
+            if finding[0] in ("shape", "dtype")
+        ]
     leaves = [
         (keystr(path), _array_text(leaf))
         for path, leaf in tree_util.tree_flatten_with_path(frame_vars["like"], is_leaf=frame_vars.get("is_leaf"))[0]
         if hasattr(leaf, "shape") or isinstance(leaf, _NUMBERS)
     ]
     arrays = [_array_text(array) for array in read_eqx(FilePath(frame_vars["f"].name))]
-    return title, [*_stored_differences(leaves, arrays)]
+    matcher = SequenceMatcher(None, [text for _, text in leaves], arrays, autojunk=False)  # the file stores no names
+    findings: list[tuple[str, str, str, str]] = []
+    for _, start, end, first, last in (opcode for opcode in matcher.get_opcodes() if opcode[0] != "equal"):
+        n = min(end - start, last - first)
+        pairs = zip(leaves[start : start + n], arrays[first : first + n], strict=True)
+        findings += [(path, "shape", text, stored) for (path, text), stored in pairs]
+        findings += [(path, "missing", text, "") for path, text in leaves[start + n : end]]
+        findings += [(f"array {i}", "extra", "", arrays[i]) for i in range(first + n, last)]
+    return title, [Difference(*finding, names=("tree", "file")) for finding in findings]
 
 
 def _array_text(leaf: Any) -> str:
     array = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def _stored_differences(leaves: Sequence[tuple[str, str]], arrays: Sequence[str]) -> Iterator[Difference]:
-    """The differences between leaves and the arrays of a file that stores no names."""
-    names = "tree", "file"
-    matcher = SequenceMatcher(None, [text for _, text in leaves], arrays, autojunk=False)
-    for _, start, end, first, last in (opcode for opcode in matcher.get_opcodes() if opcode[0] != "equal"):
-        n = min(end - start, last - first)
-        for (path, text), stored in zip(leaves[start : start + n], arrays[first : first + n], strict=True):
-            yield Difference(path, "shape", text, stored, names=names)
-        for path, text in leaves[start + n : end]:
-            yield Difference(path, "missing", text, "", names=names)
-        for i in range(first + n, last):
-            yield Difference(f"array {i}", "extra", "", arrays[i], names=names)
+    return aval_text(array.shape, str(array.dtype))
 
 
 def _explain_labels(calls: Calls, tree: str) -> Answer:
     """`optax.multi_transform`: labels without a transformation, and labels that do not match the tree."""
     frame_vars = next((call.variables for call in calls if {"labels", "transforms"} <= call.variables.keys()), None)
     if frame_vars is None:
-        return "", ()
+        return NO_ANSWER
     labels, known = frame_vars["labels"], [*frame_vars["transforms"]]
     unknown = [
         f"{keystr(path) or 'the root'}: {describe_value(label)}: none of {', '.join(map(repr, known))}"
@@ -492,24 +451,21 @@ def _explain_labels(calls: Calls, tree: str) -> Answer:
     ]
     if unknown:
         return "labels of multi_transform that have no transformation", unknown
-    differences = map_mismatches(labels, frame_vars[tree])
-    return f"the labels of multi_transform do not match the {tree}", [
-        replace(difference, names=("labels", tree)) for difference in differences
-    ]
+    differences = [replace(found, names=("labels", tree)) for found in map_mismatches(labels, frame_vars[tree])]
+    return f"the labels of multi_transform do not match the {tree}", differences
 
 
-def _explain_optax_update(calls: Calls) -> Answer:
+def _explain_optax_update(frame_vars: Variables, calls: Calls) -> Answer:
     """An optimizer's update: updates, parameters and state differ."""
-    frame_vars = calls[0].variables  # the outermost call, which has the user's trees
     updates, state, params = (frame_vars.get(name) for name in ("updates", "state", "params"))
     title, misfits = _explain_labels(calls, "updates")
     if misfits:
         return title, misfits
     if params is not None:
-        differences = compare_types(updates, jit_type(updates), jit_type(params))
-        differences = [Difference(path, *finding, tree=1, names=("updates", "params")) for path, finding in differences]
         differences = [
-            difference for difference in differences if difference.kind not in ("dtype", "weak type", "sharding")
+            Difference(path, *finding, tree=1, names=("updates", "params"))
+            for path, finding in compare_types(updates, jit_type(updates), jit_type(params))
+            if finding[0] not in ("dtype", "weak type", "sharding")
         ]
         if differences:
             return "the updates do not match the params", differences
@@ -517,31 +473,24 @@ def _explain_optax_update(calls: Calls) -> Answer:
     for i, call in enumerate(calls):
         if call.function == "tree_map" and not call.library:
             tree, *others = call.variables["tree"], *call.variables["rest"]
-            own_name = "mask" if _is_mask(tree, calls[i + 1 :]) else name(tree, "updates")
-            for names, other in [((own_name, name(other)), other) for other in others]:
-                differences = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"]) if names[1] else ()
+            outer = (call.variables for call in calls[i + 1 :] if call.library == "optax")
+            masks = (variables["mask_tree"] for variables in outer if "mask_tree" in variables)
+            own_name = "mask" if next(masks, calls) is tree else name(tree, "updates")
+            for names, other in [((own_name, name(other)), other) for other in others if name(other)]:
+                differences = map_mismatches(tree, other, is_leaf=call.variables["is_leaf"])
                 if differences:
-                    return f"{' and '.join(names)} do not match", [
-                        replace(difference, names=names) for difference in differences
-                    ]
+                    differences = [replace(difference, names=names) for difference in differences]
+                    return f"{' and '.join(names)} do not match", differences
     lines = _state_mismatch(next(call for call in reversed(calls) if call.library == "optax"), name)
     if lines:
         return "the state belongs to another optimizer", lines
     return _explain_non_arrays({"updates": updates, "params": params})
 
 
-def _is_mask(tree: Any, calls: Calls) -> bool:
-    """Whether the tree is the mask of `optax.masked` or of another optimizer."""
-    masked_vars = next(
-        (call.variables for call in calls if call.library == "optax" and "mask_tree" in call.variables), {}
-    )
-    return masked_vars.get("mask_tree") is tree
-
-
-def _explain_optax_init(calls: Calls) -> Answer:
+def _explain_optax_init(frame_vars: Variables, calls: Calls) -> Answer:
     """An optimizer's init: the leaves of the parameters that are not arrays, such as functions in a model."""
     title, lines = _explain_labels(calls, "params")
-    return (title, lines) if lines else _explain_non_arrays({"params": calls[0].variables["params"]})
+    return (title, lines) if lines else _explain_non_arrays({"params": frame_vars["params"]})
 
 
 _FUNCTIONS_OF_TREES = "mask", "param_labels"
@@ -552,7 +501,7 @@ def explain_optax_arguments(error: BaseException) -> Answer:
     frames = [frame for frame in frames_of(error) if not is_of_jax(frame)]
     of_optax = ["/optax/" in frame.f_code.co_filename.replace("\\", "/") for frame in frames]
     if not any(of_optax):
-        return "", ()
+        return NO_ANSWER
     last = max(i for i, is_inside in enumerate(of_optax) if is_inside)
     for frame, is_inside in zip(frames, of_optax, strict=True):
         frame_vars = dict(frame.f_locals) if is_inside else {}
@@ -564,7 +513,7 @@ def explain_optax_arguments(error: BaseException) -> Answer:
     frame_vars = dict(frames[last].f_locals)
     name = next((name for name in _FUNCTIONS_OF_TREES if callable(frame_vars.get(name))), "")
     if not name or of_optax[-1] or not isinstance(error, AttributeError | TypeError | ValueError):
-        return "", ()
+        return NO_ANSWER
     function = frame_vars[name]
     if not tree_util.all_leaves([function]):
         return f"optax calls {name}, since {class_name(type(function))} is callable", [
@@ -573,7 +522,7 @@ def explain_optax_arguments(error: BaseException) -> Answer:
         ]
     tree = next((frame_vars[tree] for tree in ("params", "updates") if tree in frame_vars), None)
     if tree is None or tree_util.all_leaves([tree]) or len(frames) - last > 2:
-        return "", ()
+        return NO_ANSWER
     return f"optax calls {name} once, with all parameters", [
         f"it got {class_name(type(tree))} of {len(tree_util.tree_leaves(tree)):,} leaves: "
         "for a function of one leaf, give lambda params: jax.tree.map(function, params)"
@@ -581,12 +530,8 @@ def explain_optax_arguments(error: BaseException) -> Answer:
 
 
 def _explain_non_arrays(trees: dict[str, Any]) -> Answer:
-    return "an optimizer accepts only arrays", [
-        f"{name}{keystr(path)}: {describe_value(leaf)}: {remedy(leaf)}"
-        for name, tree in trees.items()
-        for path, leaf in tree_util.tree_flatten_with_path(tree)[0]
-        if not is_array(leaf)
-    ]
+    leaves = [leaf for name, tree in trees.items() for leaf in leaves_of(tree, name)]
+    return "an optimizer accepts only arrays", refused(leaves, is_array)
 
 
 def _state_mismatch(last: Call, name: Callable[..., str]) -> list[str]:
@@ -616,7 +561,7 @@ def _namer(trees: dict[str, Any]) -> Callable[..., str]:
 
 
 # (library, function) -> the answer, and the variables that the call must have.
-ANSWERS: dict[tuple[str, str], tuple[Callable[[Calls], Answer], tuple[str, ...]]] = {
+ANSWERS: dict[tuple[str, str], tuple[Callable[[Variables, Calls], Answer], tuple[str, ...]]] = {
     ("flax", "from_state_dict"): (_explain_flax_restore, ("target", "state")),
     ("flax", "merge"): (explain_nnx_merge, ("graphdef_or_graphstate", "states")),
     ("flax", "update"): (explain_nnx_update, ("node", "state")),

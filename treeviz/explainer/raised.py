@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from inspect import CO_VARARGS
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import tree_util
 
-from treeviz.api import check_tree
+from treeviz.api import check
 from treeviz.explainer.frames import (
+    NO_ANSWER,
     Answer,
     calls_in_jax,
     describe_value,
@@ -33,7 +35,7 @@ from treeviz.tree.keys import MISSING, keystr, stored_attribute
 from treeviz.tree.level import one_level
 from treeviz.tree.opaque import contents
 from treeviz.tree.runtime import is_installed
-from treeviz.tree.text import class_name, guarded, has_base, is_any, mro
+from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_any
 from treeviz.tree.walk import scan
 
 _MAPS = "tree_map", "tree_map_with_path"
@@ -45,19 +47,22 @@ def explain_mapped_leaf(error: BaseException) -> Answer:
     """The leaf for which the function of `jax.tree.map` raised."""
     frames = frames_of(error)
     i = _innermost_map(frames)
-    if i is None:
-        return "", ()
     map_vars, loop_vars = frames[i - 1].f_locals, frames[i].f_locals
-    place = _mapped_leaf(map_vars, loop_vars, with_path=frames[i - 1].f_code.co_name == _MAPS[1])
-    if place is None:
-        return "", ()
-    path, leaves = place
+    if frames[i - 1].f_code.co_name == _MAPS[1]:
+        path, leaves = keystr(loop_vars["xs"][0]), loop_vars["xs"][1:]
+    else:
+        leaves, iterators = loop_vars["xs"], loop_vars[".0"].__reduce__()[1]
+        n = len(map_vars["leaves"]) - operator.length_hint(iterators[0]) - 1
+        if map_vars["leaves"][n] is not leaves[0]:
+            return NO_ANSWER
+        path = _path_of(n, map_vars["tree"], map_vars["treedef"])
     file = next((frame.f_code.co_filename for frame in reversed(frames[:i]) if _is_outside(frame)), "")
     title = "the function that jax.tree.map calls raised"
     if is_installed(file):  # the tree may be internal to the library
         if not path:  # a single leaf: there is no path to report
-            return "", ()
-        title = f"in {_package(file)}, {title}"
+            return NO_ANSWER
+        package = file.replace("\\", "/").rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
+        title = f"in {package}, {title}"
     return title, [f"{path or 'the root'}: {' and '.join(map(describe_value, leaves))}"]
 
 
@@ -65,28 +70,13 @@ def is_direct(error: BaseException) -> bool:
     """Whether the function that `jax.tree.map` calls raised itself, not a function that it calls."""
     frames = frames_of(error)
     i = _innermost_map(frames)
-    return i is not None and sum(map(_is_outside, frames[i + 1 :])) < 2
+    return sum(map(_is_outside, frames[i + 1 :])) < 2
 
 
-def _innermost_map(frames: Sequence[types.FrameType]) -> int | None:
-    """The index of the frame of the innermost loop over leaves."""
-    for i in reversed(range(1, len(frames))):
-        names = frames[i - 1].f_code.co_name, frames[i].f_code.co_name
-        if names[0] in _MAPS and names[1] == "<genexpr>" and is_of_jax(frames[i]) and is_of_jax(frames[i - 1]):
-            return i
-    return None
-
-
-def _mapped_leaf(
-    map_vars: Mapping[str, Any], frame_vars: Mapping[str, Any], with_path: bool
-) -> tuple[str, Sequence[Any]] | None:
-    if with_path:
-        return keystr(frame_vars["xs"][0]), frame_vars["xs"][1:]
-    leaves, iterators = map_vars["leaves"], frame_vars[".0"].__reduce__()[1]
-    n = len(leaves) - operator.length_hint(iterators[0]) - 1
-    if leaves[n] is not frame_vars["xs"][0]:
-        return None
-    return _path_of(n, map_vars["tree"], map_vars["treedef"]), frame_vars["xs"]
+def _innermost_map(frames: Sequence[types.FrameType]) -> int:
+    """The index of the frame of the innermost loop over leaves. Raises StopIteration if there is none."""
+    names = [frame.f_code.co_name if is_of_jax(frame) else "" for frame in frames]
+    return next(i for i in reversed(range(1, len(names))) if names[i - 1] in _MAPS and names[i] == "<genexpr>")
 
 
 def _path_of(n: int, node: Any, treedef: Any) -> str:
@@ -103,50 +93,36 @@ def _path_of(n: int, node: Any, treedef: Any) -> str:
     return keystr(tuple(path))
 
 
-def _package(file: str) -> str:
-    return file.replace("\\", "/").rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
-
-
 def explain_operands(error: BaseException) -> Answer:
     """The paths of the arrays that JAX could not combine, within the user's variables, such as a layer of a model."""
     if not isinstance(error, TypeError | ValueError):
-        return "", ()
+        return NO_ANSWER
     frames = frames_of(error)
     last = next((i for i in reversed(range(len(frames))) if _is_outside(frames[i])), len(frames))
     if last >= len(frames) - 1 or not is_of_jax(frames[last + 1]):
-        return "", ()
-    arrays = {id(array): array for array in _arrays_of(_arguments(frames[last + 1]))}
+        return NO_ANSWER
+    arrays = {id(array): array for array in _array_arguments(frames[last + 1])}
     if not arrays:
-        return "", ()
+        return NO_ANSWER
     places = _places(arrays, [frame for frame in frames[: last + 1] if _is_outside(frame)])
     if not any("".join(paths) for _, paths in places.values()):
-        return "", ()
-    names = {key: _place_name(*places[key]) if key in places else "a computed array" for key in arrays}
-    return "the arrays of the call that failed", [
-        f"{names[key]}: {describe_value(array)}" for key, array in arrays.items()
-    ]
-
-
-def _place_name(name: str, paths: Sequence[str]) -> str:
-    """Names the first two places if the array is in several."""
-    return " and ".join(name + path for path in paths[:2]) + (" …" if len(paths) > 2 else "")
+        return NO_ANSWER
+    lines = []
+    for key, array in arrays.items():
+        name, paths = places.get(key, ("a computed array", [""]))
+        place = " and ".join(name + path for path in paths[:2]) + (" …" if len(paths) > 2 else "")
+        lines.append(f"{place}: {describe_value(array)}")
+    return "the arrays of the call that failed", lines
 
 
 def _is_outside(frame: types.FrameType) -> bool:
     return not is_of_jax(frame) and not is_of_python(frame)
 
 
-def _arguments(frame: types.FrameType) -> Iterator[Any]:
-    code, frame_vars = frame.f_code, frame.f_locals
-    n = code.co_argcount + code.co_kwonlyargcount
-    yield from (frame_vars[name] for name in code.co_varnames[:n] if name in frame_vars)
-    if code.co_flags & CO_VARARGS:
-        yield from frame_vars.get(code.co_varnames[n], ())
-
-
-def _arrays_of(values: Iterable[Any]) -> Iterator[Any]:
+def _array_arguments(frame: types.FrameType) -> Iterator[Any]:
     """The arrays, also inside lists as in `jnp.concatenate`. Deeper trees, as in `jit`, have answers of their own."""
-    for value in values:
+    names, varargs, _, frame_vars = inspect.getargvalues(frame)
+    for value in [*(frame_vars[name] for name in names if name in frame_vars), *frame_vars.get(varargs or "", ())]:
         for item in value if is_any(type(value), (list, tuple)) else (value,):
             if guarded(lambda item=item: isinstance(item, jax.Array | np.ndarray), lambda _: False):
                 yield item
@@ -154,7 +130,8 @@ def _arrays_of(values: Iterable[Any]) -> Iterator[Any]:
 
 def _places(arrays: Mapping[int, Any], frames: Sequence[types.FrameType]) -> dict[int, tuple[str, list[str]]]:
     """Maps the id of each array to its variable and its paths in it. The user's trees come before a library's."""
-    owner = _self_of(frames[-1])
+    first_arguments = frames[-1].f_code.co_varnames[: frames[-1].f_code.co_argcount][:1]
+    owner = frames[-1].f_locals.get(first_arguments[0]) if first_arguments else None  # self
     by_name: dict[int, tuple[str, list[str]]] = {}
     owner_places: dict[int, tuple[str, list[str]]] = {}
     candidates: list[tuple[bool, str, Any]] = []
@@ -178,8 +155,14 @@ def _places(arrays: Mapping[int, Any], frames: Sequence[types.FrameType]) -> dic
         for key, paths in _paths_in(value, wanted - known).items():
             in_trees[key] = name, paths
     in_trees = {**owner_places, **in_trees}
-    if owner is not None:
-        _add_copies(in_trees, arrays, owner, frames[-1].f_locals)
+    own = None if owner is None else in_trees.get(id(owner))
+    # Local variables of a method that have the name and shape of an attribute, such as `w = self.w.astype(…)`.
+    for name, value in frames[-1].f_locals.items() if own is not None else ():
+        stored = stored_attribute(owner, name) if id(value) in arrays and id(value) not in in_trees else MISSING
+        if own is not None and stored is not MISSING:
+            leaves = guarded(lambda stored=stored: tree_util.tree_leaves(stored), lambda _: [])
+            if len(leaves) == 1 and getattr(leaves[0], "shape", None) == value.shape:
+                in_trees[id(value)] = own[0], [f"{path}.{name}" for path in own[1]]
     return {key: place for key, place in {**by_name, **in_trees}.items() if key in arrays}
 
 
@@ -194,22 +177,6 @@ def _paths_in(tree: Any, wanted: set[int]) -> dict[int, list[str]]:
     return paths_by_id
 
 
-def _self_of(frame: types.FrameType) -> Any:
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    return frame.f_locals.get(names[0]) if names else None
-
-
-def _add_copies(places: dict, arrays: Mapping[int, Any], owner: Any, variables: Mapping[str, Any]) -> None:
-    """Adds local variables of a method that have the name and shape of an attribute, such as `w = self.w.astype(…)`."""
-    own = places.get(id(owner))
-    for name, value in variables.items():
-        stored = stored_attribute(owner, name) if id(value) in arrays and id(value) not in places else MISSING
-        if own is not None and stored is not MISSING:
-            leaves = guarded(lambda stored=stored: tree_util.tree_leaves(stored), lambda _: [])
-            if len(leaves) == 1 and getattr(leaves[0], "shape", None) == value.shape:
-                places[id(value)] = own[0], [f"{path}.{name}" for path in own[1]]
-
-
 # Tracers that a traced function stored outside itself
 
 _MOST_OBJECTS = 5_000
@@ -218,7 +185,7 @@ _MOST_OBJECTS = 5_000
 def explain_leaks(error: BaseException) -> Answer:
     """Where the tracers are that a traced function stored outside itself."""
     if not isinstance(error, jax.errors.UnexpectedTracerError):
-        return "", ()
+        return NO_ANSWER
     frames, outer, pending = frames_of(error), True, deque[tuple[str, Any]]()
     for frame in frames:
         outer = outer and not is_of_jax(frame)
@@ -261,7 +228,7 @@ def explain_hashes(error: BaseException) -> Answer:
     message = error.args[0] if isinstance(error, ValueError) and error.args else None
     if type(message) is str and "on-hashable" in message and _STATIC in message:
         return "a static argument of jit must have a hash", [
-            f"{name}{path}: {_describe_part(value)}: {_remedy(value)}"
+            f"{name}{path}: {_with_remedy(value)}"
             for name, argument in _static_arguments(error)
             for path, value in _without_hash(argument)
         ]
@@ -269,15 +236,11 @@ def explain_hashes(error: BaseException) -> Answer:
         lines = {
             f"{name}{finding.path}: {finding.sentence}"
             for name, tree in expression_values(error)
-            for finding in guarded(lambda tree=tree: _static_data_findings(tree), lambda _: ())
+            for finding in guarded(partial(check, tree, for_="jit"), lambda _: ())
+            if finding.code in ("T101", "T102", "T103")
         }
         return "jit compares static data, which must have a hash", sorted(lines)
-    return "", ()
-
-
-def _static_data_findings(tree: Any) -> list[Any]:
-    findings = check_tree(tree, for_="jit", values=False, roundtrip=False, ignore=())
-    return [finding for finding in findings if finding.code in ("T101", "T102", "T103")]
+    return NO_ANSWER
 
 
 def _static_arguments(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -286,9 +249,7 @@ def _static_arguments(error: BaseException) -> Iterator[tuple[str, Any]]:
         yield from _static_values(frame_vars["ji"], frame_vars["args"], frame_vars["kwargs"])
         return
     call, variables = failed_expression(error)
-    if not isinstance(call, ast.Call):
-        return
-    if any(isinstance(arg, ast.Starred) for arg in call.args):
+    if not isinstance(call, ast.Call) or any(isinstance(arg, ast.Starred) for arg in call.args):
         return
     function, bound = _resolve_function(call.func, variables)
     info = _jit_options_in_source(call.func) if function is MISSING else _jit_options_of(function)
@@ -332,8 +293,7 @@ def _resolve_function(node: ast.AST, variables: Mapping[str, Any]) -> tuple[Any,
     if function is MISSING and isinstance(node, ast.Attribute):
         owner = value_of(node.value, variables)
         if owner is not MISSING and not isinstance(owner, type):
-            methods = [vars(base)[node.attr] for base in mro(type(owner)) if node.attr in vars(base)]
-            return methods[0] if methods else MISSING, [owner]
+            return class_attribute(type(owner), node.attr, MISSING), [owner]
     return function, []
 
 
@@ -358,27 +318,17 @@ def _without_hash(value: Any) -> Iterator[tuple[str, Any]]:
             pending.append((f"{path}.__self__", current.__self__))
         elif described := static_of(current):
             pending += [(f"{path}.{name}", part) for name, part in described][::-1]
-        elif is_dataclass(cls) and _is_generated(cls.__hash__):
+        elif is_dataclass(cls) and getattr(getattr(cls.__hash__, "__code__", None), "co_filename", "") == "<string>":
             hashed = [field for field in fields(cls) if (field.compare if field.hash is None else field.hash)]
             values = [(field.name, stored_attribute(current, field.name)) for field in hashed]
             pending += [(f"{path}.{name}", part) for name, part in values if part is not MISSING][::-1]
 
 
-def _is_generated(method: Any) -> bool:
-    return getattr(getattr(method, "__code__", None), "co_filename", "") == "<string>"
-
-
-def _describe_part(value: Any) -> str:
-    is_known = is_any(type(value), _REMEDIES) or isinstance(value, jax.Array | np.ndarray)
-    return describe_value(value) if is_known else class_name(type(value))
-
-
-def _remedy(value: Any) -> str:
+def _with_remedy(value: Any) -> str:
     if isinstance(value, jax.Array | np.ndarray):
-        return "pass it as an argument that is not static"
+        return f"{describe_value(value)}: pass it as an argument that is not static"
     if is_any(type(value), _REMEDIES):
-        return _REMEDIES[type(value)]
+        return f"{describe_value(value)}: {_REMEDIES[type(value)]}"
     name = class_name(type(value))
-    if is_dataclass(type(value)):
-        return f"@dataclasses.dataclass(frozen=True) on {name}"
-    return f"give {name} __hash__ and __eq__"
+    frozen = f"@dataclasses.dataclass(frozen=True) on {name}"
+    return f"{name}: {frozen if is_dataclass(type(value)) else f'give {name} __hash__ and __eq__'}"

@@ -387,6 +387,11 @@ def number_text(x: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """ "1 leaf", "1,024 leaves"; the plural of a regular noun ends in s."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
 def percent_text(part: float, whole: float) -> str:
     """ "31 %", "<1 %"; "" if either is 0 or not finite."""
     if not part or not whole or not math.isfinite(part) or not math.isfinite(whole):

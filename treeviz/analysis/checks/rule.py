@@ -16,7 +16,7 @@ from treeviz.tree.facts import Facts, Note
 from treeviz.tree.level import one_level
 from treeviz.tree.opaque import arrays_in, attributes, items
 from treeviz.tree.runtime import computed_once
-from treeviz.tree.table import Row, TreeTable, children_of
+from treeviz.tree.table import TreeTable
 from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_any, module_name, mro, namespace
 
 # Findings
@@ -53,40 +53,35 @@ class TreeFinding:
     row: int
     sentence: str
     about: str = field(repr=False)
-    _fix: str = field(default="", repr=False)
-    _table: TreeTable | None = field(default=None, repr=False, compare=False)
+    _fix: str = field(repr=False)
+    _table: TreeTable = field(repr=False, compare=False)
 
     @property
     def path(self) -> str:
         """The key path as `jax.tree_util.keystr` writes it, but right for named tuples (jax#39297). "" is the root."""
-        return "" if self._table is None else self._table[self.row].keystr
+        return self._table[self.row].keystr
 
     @property
     def fix(self) -> str:
         """Python that fixes it, for a tree in a variable with the table's name; "" if there is none."""
-        if self._table is None:
-            return self._fix
-        row = self._table[self.row]
-        code = _assignment(row, self._fix) if isinstance(self._fix, Changed) else self._fix
+        row, code = self._table[self.row], self._fix
+        if isinstance(code, Changed):
+            parent = row.parent
+            is_builtin = parent is not None and parent.kind in ("dict", "list") and not parent.facts.module
+            if parent is None or (is_builtin and all(type(step) is str for step in row.table.key(row.number).steps)):
+                at = "{tree}" if parent is None else "{at}"
+                code = f"{at} = {code.replace('{x}', at)}"
+            else:  # in a node that may have no assignment
+                matches = " == {path}" if row.is_leaf else ".startswith({path})"
+                code = (
+                    "{tree} = jax.tree_util.tree_map_with_path(\n    lambda path, x: "
+                    f"{code.replace('{x}', 'x')} if jax.tree_util.keystr(path){matches} else x, {{tree}}\n)"
+                )
         texts = {"at": lambda: row.expression, "path": lambda: repr(row.keystr), "tree": lambda: row.table.name}
         return _PLACE.sub(lambda match: texts[match[1]](), code)
 
     def __str__(self) -> str:
         return f"{self.code} {self.level} at {self.path or 'the root'}: {self.sentence}"
-
-
-def _assignment(row: Row, new: str) -> str:
-    """Python that changes a leaf, even one that cannot be assigned."""
-    parent = row.parent
-    is_builtin = parent is not None and parent.kind in ("dict", "list") and not parent.facts.module
-    if parent is None or (is_builtin and all(type(step) is str for step in row.table.key(row.number).steps)):
-        at = "{tree}" if parent is None else "{at}"
-        return f"{at} = {new.replace('{x}', at)}"
-    matches = " == {path}" if row.is_leaf else ".startswith({path})"
-    return (
-        "{tree} = jax.tree_util.tree_map_with_path(\n"
-        f"    lambda path, x: {new.replace('{x}', 'x')} if jax.tree_util.keystr(path){matches} else x, {{tree}}\n)"
-    )
 
 
 Use = Literal["any", "jit", "grad", "state"]
@@ -96,24 +91,18 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Checked:
-    """The tree to check.
-
-    Attributes:
-      nodes: The node or leaf of each row.
-      use: What the tree is for: an argument of `jit` or `grad`, the state of a training loop, or anything.
-    """
+    """The tree to check."""
 
     table: TreeTable
-    nodes: list[Any]
-    use: Use = "any"
+    nodes: list[Any]  # the node or leaf of each row
+    use: Use = "any"  # an argument of `jit` or `grad`, or the state of a training loop
     cache: dict[Any, Any] = field(default_factory=dict)  # results that rules reuse
 
     @computed_once
-    def _fact_codes(self) -> list[int]:
-        return self.table.fact_codes.tolist()  # single elements of an array are slow to read
-
-    def facts(self, row: int) -> Facts:
-        return self.table.facts[self._fact_codes[row]]
+    def facts(self) -> Callable[[int], Facts]:
+        """The facts of a row."""
+        codes, facts = self.table.fact_codes.tolist(), self.table.facts  # elements of an array are slow to read
+        return lambda row: facts[codes[row]]
 
     def rows(self, test: Callable[[Facts], bool]) -> list[int]:
         """The rows whose facts pass a test, which runs once for all rows with the same facts."""
@@ -127,45 +116,27 @@ class Checked:
                 if note.kind == kind:
                     yield row, note
 
-    def siblings(self, row: int) -> list[int]:
-        """The children of the row's parent."""
-        return children_of(self.table.end, int(self.table.parent[row]))
-
-    def parent(self, row: int) -> Facts | None:
-        return self.facts(int(self.table.parent[row])) if row else None
-
 
 class Found(NamedTuple):
-    """What a rule yields.
-
-    Attributes:
-      fix: Python, in which {at} is the expression of the row, {path} its quoted key path and {tree} the tree. Or a
-        `Changed`.
-      level: Replaces the rule's level.
-      note: The note of the walk about the same problem.
-    """
+    """What a rule yields."""
 
     row: int
     sentence: str
-    fix: str = ""
-    level: Level | None = None
-    note: Note | None = None
+    fix: str = ""  # Python: {at} is the row's expression, {path} its quoted key path, {tree} the tree; or a `Changed`
+    level: Level | None = None  # in place of the rule's level
+    note: Note | None = None  # of the walk, about the same problem
 
 
 Run = Callable[[Checked], Iterator[Found]]
 
 
 class Rule(NamedTuple):
-    """A rule by its code.
-
-    Attributes:
-      needs: "" runs always; "values" and "roundtrip" run only on request.
-    """
+    """A rule by its code."""
 
     code: str
     level: Level
     run: Run
-    needs: str = ""
+    needs: str = ""  # "values" and "roundtrip" run only on request
 
     @property
     def about(self) -> str:
@@ -201,7 +172,12 @@ def registration(leaf: Any) -> str:
         return Changed(f"{name}({{x}})")
     if has_base(cls, types.MappingProxyType):
         return "{at} = dict({at})"
-    before, name = _named(cls)
+    before, name, module = "", class_name(cls), module_name(cls)
+    if "<locals>" in type.__dict__["__qualname__"].__get__(cls):
+        name = name.rpartition(".")[2]
+        before = f"{name} = type({{at}})\n"
+    elif module not in ("__main__", "builtins", ""):
+        before = f"from {module} import {name.partition('.')[0]}\n"
     stored = [(attribute, value) for attribute, value in attributes(leaf) if not attribute.startswith("__")]
     if any(_has_arrays(value) for _, value in items(leaf, _MAX_OBJECTS)[0]):
         of_container = _of_dict if has_base(cls, dict) else _of_sequence
@@ -223,16 +199,6 @@ def stands_for(cls: type) -> str:
     is_iterator = class_attribute(cls, "__next__") is not None and class_attribute(cls, "__iter__") is not None
     is_known = module_name(cls) in ("builtins", "itertools") and (is_iterator or has_base(cls, *_VIEWS))
     return "list" if is_known else ""
-
-
-def _named(cls: type) -> tuple[str, str]:
-    """Python that imports or names the class, and its name."""
-    name, module = class_name(cls), module_name(cls)
-    if "<locals>" in type.__dict__["__qualname__"].__get__(cls):
-        name = name.rpartition(".")[2]
-        return f"{name} = type({{at}})\n", name
-    is_there = module in ("__main__", "builtins", "")
-    return ("" if is_there else f"from {module} import {name.partition('.')[0]}\n"), name
 
 
 def _builtin(base: type) -> str:
@@ -290,11 +256,7 @@ def _constructors(cls: type) -> list[types.CodeType]:
 
 
 def _can_be_called(cls: type, others: Collection[str]) -> bool:
-    """Whether the constructor accepts the contents: the builtin one, or one that takes *args.
-
-    Args:
-      others: Attributes that rebuilding would lose.
-    """
+    """Whether the constructor accepts the contents and loses no `others`: the builtin one, or one that takes *args."""
     return not others and all(code.co_flags & _TAKES_ANY for code in _constructors(cls))
 
 
@@ -308,12 +270,12 @@ def _tuple_of(names: Collection[str]) -> str:
 
 def _takes_keywords(cls: type, names: Collection[str]) -> bool:
     """Whether the constructor takes exactly these attributes as keywords."""
-    init = next((namespace(base)["__init__"] for base in mro(cls) if "__init__" in namespace(base)), None)
-    code = getattr(init, "__code__", None) if type(init) is types.FunctionType else None
-    if type(code) is not types.CodeType or not names:
+    init = class_attribute(cls, "__init__")
+    if type(init) is not types.FunctionType or not names:
         return False
-    n = code.co_argcount + code.co_kwonlyargcount
-    return code.co_posonlyargcount == 0 and set(code.co_varnames[1:n]) == set(names)
+    code = init.__code__
+    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return code.co_posonlyargcount == 0 and set(arguments) == set(names)
 
 
 def as_child(node: Any) -> str:
@@ -323,10 +285,9 @@ def as_child(node: Any) -> str:
     names = [attribute for attribute, value in aux_attributes(node) if attribute.isidentifier() and _has_arrays(value)]
     if not names:
         return ""
-    if any("__dataclass_fields__" in namespace(base) for base in mro(cls)):
-        return "\n".join(
-            f"{attribute}: jax.Array  # in {name}, without static=True, and in no meta_fields" for attribute in names
-        )
+    if class_attribute(cls, "__dataclass_fields__") is not None:
+        why = f"# in {name}, without static=True, and in no meta_fields"
+        return "\n".join(f"{attribute}: jax.Array  {why}" for attribute in names)
     fields = "".join(f", self.{attribute}" for attribute in names)
     return f"return (*children{fields}), aux  # in tree_flatten of {name}, and without them in aux"
 

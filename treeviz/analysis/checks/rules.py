@@ -12,8 +12,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
+from itertools import compress, islice
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -44,13 +45,14 @@ from treeviz.tree.opaque import arrays_in, captured_values, contents, step_to
 from treeviz.tree.runtime import is_installed
 from treeviz.tree.static import DROPPED, LOST
 from treeviz.tree.stored import Stored
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import (
     array_bytes,
     aval_text,
     bytes_text,
     class_attribute,
     class_name,
+    counted,
     error_text,
     function_name,
     guarded,
@@ -58,7 +60,6 @@ from treeviz.tree.text import (
     is_any,
     is_function,
     module_name,
-    mro,
     unboxed,
     value_text,
     visible,
@@ -67,11 +68,12 @@ from treeviz.tree.tracers import is_tracing
 
 _OTHER_LIBRARIES = ("torch", "tensorflow", "keras")  # registering their classes would not help
 _FLOAT = re.compile(r"b?float(?!0$)")
+_DISCRETE = re.compile(r"u?int\d|bool|key<|float0")
 _WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 _LONG = {str(np.dtype(np.longdouble)): "float64", str(np.dtype(np.clongdouble)): "complex128"}
 _NO_ARRAYS = ("string", "function", "opaque")  # kinds of leaves that hold no array
 _MOST_FIELDS = 50
-_DEEP = 200  # levels
+_DEEP = 200  # levels: in deeper trees paths are not joined and JAX's own flatten is not called
 _CALLS = {"jit": "jit raises", "grad": "grad raises", "state": "a jitted step raises"}
 
 
@@ -106,26 +108,21 @@ def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
     as the stages of a pipeline.
     """
     sets: dict[tuple[int, ...], list[int]] = {}
-    for row in checked.rows(_is_committed):
-        sharding_facts = checked.facts(row).sharding
-        if sharding_facts is not None:
+    for row in checked.rows(lambda f: f.is_leaf and f.kind != "deleted" and bool(f.sharding and f.sharding.committed)):
+        if sharding_facts := checked.facts(row).sharding:
             sets.setdefault(sharding_facts.device_ids, []).append(row)
     if len(sets) < 2:
         return
     largest = max(sets.values(), key=len)
-    usual, n = checked.table[largest[0]], len(largest)
+    usual = checked.table[largest[0]]
     sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
     if usual.facts.sharding and usual.facts.sharding.n_devices > 1:
         sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
-    others = f"{n:,} {'leaf' if n == 1 else 'leaves'} to {_devices(usual.facts)}"
+    others = f"{counted(len(largest), 'leaf', 'leaves')} to {_devices(usual.facts)}"
     for rows in sets.values():
         for row in rows if rows is not largest else ():
             text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises when it gets both"
             yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
-
-
-def _is_committed(facts: Facts) -> bool:
-    return facts.is_leaf and facts.kind != "deleted" and facts.sharding is not None and bool(facts.sharding.committed)
 
 
 def _devices(facts: Facts) -> str:
@@ -140,10 +137,8 @@ def leaked_tracer(checked: Checked) -> Iterator[Found]:
     raises UnexpectedTracerError. Return it from the function instead. Within a function that is traced, tracers are
     what its arguments are made of, and nothing is said.
     """
-    rows = checked.rows(lambda facts: facts.kind == "tracer")
-    if rows and not is_tracing():
-        for row in rows:
-            yield Found(row, "a leaked tracer: every use of it raises")
+    for row in () if is_tracing() else checked.rows(lambda facts: facts.kind == "tracer"):
+        yield Found(row, "a leaked tracer: every use of it raises")
 
 
 @rule("T121", "error")
@@ -164,28 +159,23 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
     No JAX function takes it: `jnp.asarray` raises. Files of FITS, HDF5 and NumPy have numbers such as ">f4", most
     significant byte first. An error if the tree is for `jit`, `grad` or a state.
     """
-    for row in checked.rows(lambda facts: is_refused(facts) or _is_swapped(facts)):
+
+    def is_swapped(facts: Facts) -> bool:  # numbers in a file, in a byte order other than this machine's
+        return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
+
+    for row in checked.rows(lambda facts: is_refused(facts) or is_swapped(facts)):
         facts = checked.facts(row)
         kind = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
-        yield Found(row, f"{kind} is not a valid JAX type{_raises(checked)}", _for_jax(checked, row), _level(checked))
-
-
-def _is_swapped(facts: Facts) -> bool:
-    """Whether the numbers in a file have a byte order other than this machine's."""
-    return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
-
-
-def _for_jax(checked: Checked, row: int) -> str:
-    """Python that converts an array to one that JAX accepts, or takes it out of the tree."""
-    facts = checked.facts(row)
-    if facts.text == MASKED:
-        return Changed("{x}.filled(0)")
-    if facts.dtype in _LONG:
-        return Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
-    if facts.dtype[0] in "<>" and facts.elements and facts.dtype[1:2] not in "UMm":
-        read = "np.asarray({x})" if facts.kind == "stored" else "{x}"
-        return Changed(read + ".astype({x}.dtype.newbyteorder('='))")
-    return _apart(checked, row)
+        if facts.text == MASKED:
+            fix = Changed("{x}.filled(0)")
+        elif facts.dtype in _LONG:
+            fix = Changed(f"np.asarray({{x}}, np.{_LONG[facts.dtype]})")
+        elif facts.dtype[0] in "<>" and facts.elements and facts.dtype[1:2] not in "UMm":
+            read = "np.asarray({x})" if facts.kind == "stored" else "{x}"
+            fix = Changed(read + ".astype({x}.dtype.newbyteorder('='))")
+        else:
+            fix = _apart(checked, row)
+        yield _invalid(checked, row, kind, fix)
 
 
 @rule("T131", "info")
@@ -196,7 +186,7 @@ def function_leaf(checked: Checked) -> Iterator[Found]:
     or a state.
     """
     for row in checked.rows(lambda facts: facts.kind == "function"):
-        yield Found(row, f"a function is not a valid JAX type{_raises(checked)}", _apart(checked, row), _level(checked))
+        yield _invalid(checked, row, "a function", _apart(checked, row))
 
 
 @rule("T132", "info")
@@ -215,18 +205,21 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
             cls = type(checked.nodes[row])
             if found_describer(cls):
                 continue
-            text, container = f"{facts.type} is not a valid JAX type{_raises(checked)}", stands_for(cls)
+            container = stands_for(cls)
+            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
             if facts.module.startswith("penzai."):
                 fix = "{tree}, variables = pz.unbind_params({tree}, freeze=True)  # and later pz.bind_variables"
             elif facts.kind == "variable":
-                text, fix = f"{text}; give JAX the array in it", ""
-            else:
-                fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
-            yield Found(row, text, fix, _level(checked))
+                fix = ""
+            found = _invalid(checked, row, facts.type, fix)
+            if facts.kind == "variable" and not fix:
+                found = found._replace(sentence=f"{found.sentence}; give JAX the array in it")
+            yield found
 
 
-def _level(checked: Checked) -> Level:
-    return "info" if checked.use == "any" else "error"
+def _invalid(checked: Checked, row: int, what: str, fix: str) -> Found:
+    level = "info" if checked.use == "any" else "error"
+    return Found(row, f"{what} is not a valid JAX type{_raises(checked)}", fix, level)
 
 
 def _raises(checked: Checked) -> str:
@@ -235,9 +228,10 @@ def _raises(checked: Checked) -> str:
 
 def _apart(checked: Checked, row: int) -> str:
     """Python that takes a leaf that is not an array out of the tree."""
-    parent, key = checked.parent(row), checked.table.key(row).segment
-    if parent is None:
+    above, key = int(checked.table.parent[row]), checked.table.key(row).segment
+    if above < 0:
         return ""
+    parent = checked.facts(above)
     if parent.module.startswith("equinox") or parent.kind == "module":
         if not checked.rows(lambda facts: facts.is_leaf and facts.kind in ("array", "numpy")):
             return ""  # there would be no arrays on that side
@@ -248,32 +242,25 @@ def _apart(checked: Checked, row: int) -> str:
         return "{at} = None"
     if parent.kind == "tuple" and not parent.module:
         return Changed("None")
-    return _as_static_field(checked, row, parent)
-
-
-def _as_static_field(checked: Checked, row: int, parent: Facts) -> str:
-    """Python that turns the leaf into a static field of its node's class."""
-    siblings, cls = checked.siblings(row), type(checked.nodes[int(checked.table.parent[row])])
+    siblings = children_of(checked.table.end, above)
     names = [checked.table.key(sibling).segment for sibling in siblings[:_MOST_FIELDS]]
     if len(siblings) > _MOST_FIELDS or not all(map(str.isidentifier, names)):
         return ""
-    kinds = [checked.facts(sibling).kind for sibling in siblings]
-    meta = [
-        name for name, kind, sibling in zip(names, kinds, siblings, strict=True) if sibling == row or kind in _NO_ARRAYS
-    ]
-    data = [name for name in names if name not in meta]
+    # Otherwise it becomes a static field of its node's class.
     if parent.kind == "namedtuple":
+        is_meta = [sibling == row or checked.facts(sibling).kind in _NO_ARRAYS for sibling in siblings]
+        meta = list(compress(names, is_meta))
+        data = [name for name in names if name not in meta]
         fields = "".join(f"\n    {name}: object" for name in names)
         return (
             "import dataclasses, functools\n\n"
             f"@functools.partial(jax.tree_util.register_dataclass, data_fields={data!r}, meta_fields={meta!r})\n"
             f"@dataclasses.dataclass\nclass {parent.type}:  # in place of the named tuple{fields}"
         )
-    name = checked.table.key(row).segment
-    if class_attribute(cls, "__dataclass_fields__") is not None:
+    if class_attribute(type(checked.nodes[above]), "__dataclass_fields__") is not None:
         static_field = "dataclasses.field(metadata={'static': True, 'pytree_node': False})"
-        return f"{name}: object = {static_field}  # in {parent.type}"
-    return f"self.{name}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"
+        return f"{key}: object = {static_field}  # in {parent.type}"
+    return f"self.{key}  # in tree_flatten of {parent.type}: a part of the auxiliary data, and no child"
 
 
 @rule("T133", "error")
@@ -285,24 +272,17 @@ def no_float_to_differentiate(checked: Checked) -> Iterator[Found]:
     """
     if checked.use != "grad":
         return
-    for row in checked.rows(_may_be_discrete):
+
+    def is_python_number(facts: Facts) -> bool:  # or a subclass of one, such as `IntEnum`
+        return facts.kind == "scalar" and not facts.dtype
+
+    for row in checked.rows(lambda f: is_python_number(f) or (f.is_leaf and bool(_DISCRETE.match(f.dtype)))):
         facts = checked.facts(row)
-        if _is_number(facts) and not has_base(type(checked.nodes[row]), int):
+        if is_python_number(facts) and not has_base(type(checked.nodes[row]), int):
             continue
         is_number = facts.kind not in ("key", "float0")
         fix = Changed("jnp.asarray({x}, jnp.float32)") if is_number else _apart(checked, row)
         yield Found(row, f"{facts.dtype or facts.type} leaf: jax.grad will fail", fix)
-
-
-def _is_number(facts: Facts) -> bool:
-    """Whether it is a Python number, or a subclass of one such as `IntEnum`."""
-    return facts.kind == "scalar" and not facts.dtype
-
-
-def _may_be_discrete(facts: Facts) -> bool:
-    if _is_number(facts):
-        return facts.type not in ("float", "complex")
-    return facts.is_leaf and bool(re.match(r"u?int\d|bool|key<|float0", facts.dtype))
 
 
 @rule("T201", "info")
@@ -383,17 +363,14 @@ def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
 
     Each device holds the whole of it.
     """
-    if not any(
-        f.is_leaf and f.sharding is not None and f.sharding.n_devices > 1 and not f.sharding.replicated
-        for f in checked.table.facts
-    ):
+    shardings = [f.sharding for f in checked.table.facts if f.is_leaf and f.sharding is not None]
+    if not any(sharding.n_devices > 1 and not sharding.replicated for sharding in shardings):
         return
-    for row in checked.rows(
-        lambda f: f.is_leaf and f.bytes >= MIB and f.sharding is not None and f.sharding.replicated
-    ):
+    for row in checked.rows(lambda f: f.is_leaf and f.bytes >= MIB):
         facts = checked.facts(row)
-        n = facts.sharding.n_devices if facts.sharding else 0
-        yield Found(row, f"replicated on {n} devices, {bytes_text(facts.bytes)} on each; others are sharded")
+        if (sharding := facts.sharding) and sharding.replicated:
+            text = f"replicated on {sharding.n_devices} devices, {bytes_text(facts.bytes)} on each; others are sharded"
+            yield Found(row, text)
 
 
 # Rules about flattening and unflattening, which run the user's code: only on request
@@ -410,11 +387,12 @@ def unflatten_that_validates(checked: Checked) -> Iterator[Found]:
     """
     for row, children, treedef in _first_nodes(checked):
         for placeholder, value in (("object()", object()), ("None", None), ("a tuple", (1, 2))):
-            problem = guarded(partial(_unflattened, treedef, [value] * len(children)), error_text)
-            if problem:
+            errors: list[BaseException] = []
+            guarded(partial(treedef.unflatten, [value] * len(children)), errors.append)
+            if errors:
                 name = class_name(type(checked.nodes[row]))
                 fix = f"new = object.__new__({name})  # in tree_unflatten, in place of calling {name}(…)"
-                yield Found(row, f"cannot be unflattened with {placeholder}: {problem}", fix)
+                yield Found(row, f"cannot be unflattened with {placeholder}: {error_text(errors[0])}", fix)
                 break
 
 
@@ -464,11 +442,6 @@ def forgotten_attributes(checked: Checked) -> Iterator[Found]:
                 yield Found(row, f"the attribute {visible(name, 80)} is reset when JAX rebuilds the node: {text}")
 
 
-def _unflattened(treedef: Any, children: list) -> str:
-    treedef.unflatten(children)
-    return ""
-
-
 def _changes(children: list, treedef: Any) -> str:
     again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
     if not _are_same(children, again):
@@ -493,23 +466,18 @@ def _first_only() -> Callable[[Any], bool]:
 
 
 def _first_nodes(checked: Checked) -> Iterator[tuple[int, list, Any]]:
-    """(row, children, treedef of one level) of the first node of each registered class."""
+    """(row, children, treedef of one level) of the first node of each class registered outside JAX."""
     seen: set[int] = set()
-    for row in checked.rows(_is_registered):
+    of_jax = ("", "jax", "jaxlib")
+    for row in checked.rows(lambda f: f.kind in NODE_KINDS and f.module.partition(".")[0] not in of_jax):
         node = checked.nodes[row]
         if id(type(node)) in seen:
             continue
         seen.add(id(type(node)))
-        flattened = guarded(
-            lambda node=node: tree_util.tree_flatten_with_path(node, is_leaf=_first_only()), lambda _: None
-        )
+        flatten = partial(tree_util.tree_flatten_with_path, node, is_leaf=_first_only())
+        flattened = guarded(flatten, lambda _: None)
         if flattened is not None and flattened[1].node_data() is not None:
             yield row, [child for _, child in flattened[0]], flattened[1]
-
-
-def _is_registered(facts: Facts) -> bool:
-    """Whether it is a node of a class registered outside JAX."""
-    return facts.kind in NODE_KINDS and facts.module.partition(".")[0] not in ("", "jax", "jaxlib")
 
 
 # Rules about values, which are read only on request
@@ -593,10 +561,11 @@ def equal_random_values(checked: Checked) -> Iterator[Found]:
         firsts: list[int] = []
         for row in rows:
             x = checked.nodes[row]
-            first = next((one for one in firsts if guarded(partial(_are_equal, checked.nodes[one], x), _no)), None)
+            is_equal = lambda one, x=x: guarded(lambda: _are_equal(checked.nodes[one], x), lambda _: False)  # noqa: E731
+            first = next(filter(is_equal, firsts), None)  # T142 says what cannot be read
             if first is None:
                 firsts.append(row)
-                if n := guarded(partial(_n_equal_slices, x), _no):
+                if n := guarded(partial(_n_equal_slices, x), lambda _: 0):
                     yield Found(row, f"all {n:,} slices along its first axis are equal: {_SPLIT}")
             elif x is not checked.nodes[first]:
                 what = "PRNG key" if _is_key(checked.facts(row)) else "random numbers"
@@ -619,17 +588,14 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
             above.append(checked.facts(n).module)
         if not any(module.startswith("optax.") for module in above) and not _COPY.search(_place(checked, row)):
             # A stream of NNX draws from its key and its count.
-            counts = [n for n in checked.siblings(row) if row and table.key(n).label.strip(".'[]") == "count"]
+            siblings = children_of(table.end, int(table.parent[row])) if row else ()
+            counts = [n for n in siblings if table.key(n).label.strip(".'[]") == "count"]
             yield row, (facts.dtype, facts.shape, *statistics, *columns[0][counts].tolist())
 
 
 def _is_key(facts: Facts) -> bool:
     shape = facts.shape or ()
     return facts.kind == "key" or (facts.dtype == "uint32" and len(shape) in (1, 2) and shape[-1] in (2, 4))
-
-
-def _no(_: BaseException) -> bool:
-    return False  # T142 says what cannot be read
 
 
 def _are_equal(left: Any, right: Any) -> bool:
@@ -676,7 +642,6 @@ def _first_part(x: Any) -> Any:
 
 _IN_BOXES = ("array", "numpy", "scalar", "key")  # kinds of leaves that have no module
 _MANY_LEAVES, _MANY_NODES = 5_000, 2_000
-_DEEP_PATHS = 200  # levels: in deeper trees paths are not joined and JAX's own flatten is not called
 
 
 @rule("T110", "error")
@@ -722,23 +687,21 @@ def repeated_keys(checked: Checked) -> Iterator[Found]:
     for row, n in zip(rows[first[counts > 1]].tolist(), counts[counts > 1].tolist(), strict=True):
         parent, key = int(table.parent[row]), table.key(row).keystr
         if checked.facts(row).kind != "more":
-            yield Found(parent, f"{n:,} of its children have the key {key}", _with_other_keys(checked.nodes[parent]))
-
-
-def _with_other_keys(node: Any) -> str:
-    """Python that numbers the children: of a class with a method for its keys, else of the paths outside the tree."""
-    name = class_name(type(node))
-    if not any("tree_flatten_with_keys" in vars(base) for base in mro(type(node))):
-        return (
-            "leaves = jax.tree_util.tree_leaves_with_path({tree})\n"
-            "names = [f'{i}{jax.tree_util.keystr(path)}' for i, (path, _) in enumerate(leaves)]  # each is another"
-        )
-    return (
-        f"def tree_flatten_with_keys(self, flatten={name}.tree_flatten_with_keys):\n"
-        "    children, aux = flatten(self)\n"
-        "    return [(jax.tree_util.SequenceKey(i), child) for i, (_, child) in enumerate(children)], aux\n\n"
-        f"{name}.tree_flatten_with_keys = tree_flatten_with_keys"
-    )
+            # Number the children of a class with a method for its keys, else the paths outside the tree.
+            fix = (
+                "leaves = jax.tree_util.tree_leaves_with_path({tree})\n"
+                "names = [f'{i}{jax.tree_util.keystr(path)}' for i, (path, _) in enumerate(leaves)]  # each is another"
+            )
+            cls = type(checked.nodes[parent])
+            if class_attribute(cls, "tree_flatten_with_keys") is not None:
+                name = f"{class_name(cls)}.tree_flatten_with_keys"
+                fix = (
+                    f"def tree_flatten_with_keys(self, flatten={name}):\n"
+                    "    children, aux = flatten(self)\n"
+                    "    return [(jax.tree_util.SequenceKey(i), child) for i, (_, child) in enumerate(children)], aux\n"
+                    f"\n{name} = tree_flatten_with_keys"
+                )
+            yield Found(parent, f"{n:,} of its children have the key {key}", fix)
 
 
 @rule("T210", "info")
@@ -766,23 +729,19 @@ def _shared(checked: Checked, is_leaf: bool) -> Iterator[Found]:
         facts = checked.facts(row)
         if note.row < 0 or facts.is_leaf != is_leaf or (is_leaf and not KINDS[facts.kind].has_identity):
             continue
-        end = int(checked.table.end[row])
-        below = {
-            (facts_below.kind, facts_below.is_leaf)
-            for facts_below in map(checked.facts, range(row, min(end, row + 1000)))
-        }
+        end = min(int(checked.table.end[row]), row + 1000)
+        below = {(inner.kind, inner.is_leaf) for inner in map(checked.facts, range(row, end))}
         level = "warning" if checked.use == "state" and ("array", True) in below else None
         kind = "array" if is_leaf else "node"
         has_others = any(is_leaf and kind not in ("array", "numpy", "scalar") for kind, is_leaf in below)
         copy = "lambda a: a.copy() if isinstance(a, jax.Array) else a" if has_others else "jnp.copy"
         fix = Changed(f"jax.tree.map({copy}, {{x}})") if level else ""
-        yield Found(
-            row, f"the same {kind} as {_place(checked, note.row)}: JAX updates each copy separately", fix, level, note
-        )
+        text = f"the same {kind} as {_place(checked, note.row)}: JAX updates each copy separately"
+        yield Found(row, text, fix, level, note)
 
 
 def _place(checked: Checked, row: int) -> str:
-    return checked.table[row].keystr or "the root" if checked.table.depth[row] < _DEEP_PATHS else "another one"
+    return checked.table[row].keystr or "the root" if checked.table.depth[row] < _DEEP else "another one"
 
 
 @rule("T118", "info")
@@ -850,9 +809,9 @@ def many_leaves(checked: Checked) -> Iterator[Found]:
         return
     duration = ""
     is_walked = not any(facts.kind in ("error", "cycle", "repeat", "more") for facts in table.facts)
-    if is_walked and table.depth.max() < _DEEP_PATHS:
+    if is_walked and table.depth.max() < _DEEP:
         start = perf_counter()
-        guarded(lambda: jax.tree_util.tree_flatten(checked.nodes[0]), lambda _: None)
+        guarded(lambda: tree_util.tree_flatten(checked.nodes[0]), lambda _: None)
         duration = f": flattening it takes JAX {1e3 * (perf_counter() - start):.1f} ms a call"
     yield Found(0, f"{n_leaves:,} leaves and {n_nodes:,} nodes of registered classes{duration}")
 
@@ -865,7 +824,7 @@ def ambiguous_paths(checked: Checked) -> Iterator[Found]:
     them is lost.
     """
     table = checked.table
-    if table.depth.max() >= _DEEP_PATHS:
+    if table.depth.max() >= _DEEP:
         return
     for separator in "/.":
         if not any(separator in key.segment for key in table.keys):
@@ -889,7 +848,7 @@ def comparison(aux: Any) -> Comparison:
     """What `==` compares in auxiliary data that holds arrays. Runs no user code.
 
     Returns:
-      The first that is found. "arrays": arrays, whose `==` has no truth value, in containers or dataclass fields.
+      The first of these. "arrays": arrays, whose `==` has no truth value, in containers or dataclass fields.
       "identity": objects that are equal only to themselves. "own": objects whose class defines `==`.
       "function": functions that captured the arrays.
     """
@@ -901,23 +860,17 @@ def comparison(aux: Any) -> Comparison:
             continue
         seen.add(id(value))
         cls = type(value)
+        equal = class_attribute(cls, "__eq__")
+        is_generated = type(equal) is types.FunctionType and equal.__code__.co_filename.startswith(_GENERATED)
         if has_base(cls, np.ndarray) or isinstance(value, jax.Array):
             comparisons.add("arrays" if guarded(lambda value=value: value.size != 1, lambda _: True) else "identity")
-        elif _is_compared_by_contents(cls):
+        elif is_generated if type(equal) is types.FunctionType else has_base(cls, *_CONTAINERS):
             skipped = _not_compared(cls)
             waiting += [inner for path, inner in contents(value, _MAX_COMPARED_OBJECTS) if path not in skipped]
         elif arrays_in([("", value)], _MAX_COMPARED_OBJECTS).n_arrays:
-            is_own = class_attribute(cls, "__eq__") is not object.__eq__
+            is_own = equal is not object.__eq__
             comparisons.add("function" if is_function(cls) else "own" if is_own else "identity")
-    order: tuple[Comparison, ...] = ("arrays", "identity", "own")
-    return next((way for way in order if way in comparisons), "function" if comparisons else "own")
-
-
-def _is_compared_by_contents(cls: type) -> bool:
-    equal = class_attribute(cls, "__eq__")
-    if type(equal) is types.FunctionType:
-        return equal.__code__.co_filename.startswith(_GENERATED)
-    return has_base(cls, *_CONTAINERS)
+    return next((way for way in get_args(Comparison) if way in comparisons), "own")
 
 
 def _not_compared(cls: type) -> set[str]:
@@ -977,21 +930,18 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
     harmless. A warning if the tree is for `jit`, `grad` or a state, and else an info; for nodes of installed libraries
     an info, and else nothing.
     """
-    for rows, node, fields in _static_nodes(checked):
+    for rows, node, name, value in _static_fields(checked):
         is_described = bool(static_of(node))  # as the attributes of a model that a graphdef holds
         is_of_library = _is_of_library(type(node)) and not is_described
-        if is_of_library and checked.use == "any":
+        is_noted = any(note.kind == "hidden" for note in checked.table.notes.get(rows[0], ()))
+        if is_noted or (is_of_library and checked.use == "any") or not _is_unhashable(value):
             continue
         level = "info" if is_of_library or checked.use == "any" else None
-        if any(note.kind == "hidden" for note in checked.table.notes.get(rows[0], ())):
-            continue
-        for name, value in fields:
-            if _is_unhashable(value):
-                problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
-                owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
-                fix = _hashable_fix(f"{owner[0]}.{name}", value, owner[1])
-                for row in rows:
-                    yield Found(row, f"{problem}: a jitted function does not notice in-place changes", fix, level)
+        problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
+        owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
+        fix = _hashable_fix(f"{owner[0]}.{name}", value, owner[1])
+        text = f"{problem}: a jitted function does not notice in-place changes"
+        yield from (Found(row, text, fix, level) for row in rows)
 
 
 def _is_of_library(cls: type) -> bool:
@@ -1014,8 +964,7 @@ def _is_unhashable(value: Any) -> bool:
 def _hashable_fix(place: str, value: Any, owner: str) -> str:
     """Python that keeps the value in a hashable form; "" if that depends on the class of the value."""
     if has_base(type(value), list, set, dict):
-        items = f"{place}.items()" if has_base(type(value), dict) else place
-        return f"{place} = tuple({items})  # in {owner}"
+        return f"{place} = tuple({place}{'.items()' * has_base(type(value), dict)})  # in {owner}"
     can_freeze = guarded(lambda: is_dataclass(type(value)) and type(value).__hash__ is None, lambda _: False)
     name = class_name(type(value))
     return f"{name} = dataclasses.dataclass(frozen=True)({name})" if can_freeze else ""
@@ -1028,15 +977,10 @@ def nan_in_static_data(checked: Checked) -> Iterator[Found]:
     NaN is not equal to itself, so that a jitted function traces and compiles again for each node with another NaN
     object.
     """
-    for rows, _, fields in _static_nodes(checked):
-        for name, value in fields:
-            if any(is_any(type(item), (float, np.float64, np.float32)) and item != item for item in _items(value)):
-                for row in rows:
-                    yield Found(
-                        row,
-                        f"the static field {name} {_is(value)} NaN: each new one compiles again",
-                        f"self.{name} = None",
-                    )
+    for rows, _, name, value in _static_fields(checked):
+        if any(is_any(type(item), (float, np.float64, np.float32)) and item != item for item in _items(value)):
+            text = f"the static field {name} {_is(value)} NaN: each new one compiles again"
+            yield from (Found(row, text, f"self.{name} = None") for row in rows)
 
 
 @rule("T104", "info")
@@ -1046,18 +990,13 @@ def local_function_in_static_data(checked: Checked) -> Iterator[Found]:
     Functions are equal only to themselves. A node that is made anew with a new lambda at each step compiles each time;
     one that is made once is fine. Functions of installed libraries are not named.
     """
-    for rows, _, fields in _static_nodes(checked):
-        for name, value in fields:
-            for item in _items(value):
-                if type(item) is types.FunctionType and _is_local(item):
-                    text = f"the local function {function_name(item)}, equal only to itself"
-                    for row in rows:
-                        yield Found(row, f"the static field {name} {_is(value)} {text}")
-
-
-def _is_local(function: types.FunctionType) -> bool:
-    is_local = "<lambda>" in function.__qualname__ or "<locals>" in function.__qualname__
-    return is_local and not is_installed(function.__code__.co_filename)
+    for rows, _, name, value in _static_fields(checked):
+        for item in _items(value):
+            if type(item) is not types.FunctionType or is_installed(item.__code__.co_filename):
+                continue
+            if "<lambda>" in item.__qualname__ or "<locals>" in item.__qualname__:
+                text = f"the local function {function_name(item)}, equal only to itself"
+                yield from (Found(row, f"the static field {name} {_is(value)} {text}") for row in rows)
 
 
 @rule("T105", "warning")
@@ -1069,23 +1008,19 @@ def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
     """
     for row in checked.rows(lambda facts: facts.kind in ("function", "closure")):
         node = checked.nodes[row]
-        function = node if checked.facts(row).is_leaf else _function_in(node)
-        if function is not None:
-            yield from _large(row, "", function)
-    for rows, _, fields in _static_nodes(checked):
-        for name, value in fields:
-            if is_any(type(value), (types.FunctionType, types.MethodType)):
-                for found in list(_large(rows[0], f"in the static field {name}, ", value)):
-                    yield from (found._replace(row=row) for row in rows)
-
-
-def _function_in(node: Any) -> Any:
-    return guarded(lambda: node.func, lambda _: None) if has_base(type(node), tree_util.Partial) else None
+        if checked.facts(row).is_leaf:
+            yield from _large(row, "", node)
+        elif has_base(type(node), tree_util.Partial):
+            yield from _large(row, "", guarded(lambda node=node: node.func, lambda _: None))
+    for rows, _, name, value in _static_fields(checked):
+        if is_any(type(value), (types.FunctionType, types.MethodType)):
+            for found in list(_large(rows[0], f"in the static field {name}, ", value)):
+                yield from (found._replace(row=row) for row in rows)
 
 
 def _large(row: int, prefix: str, function: Any) -> Iterator[Found]:
-    captured = guarded(lambda: captured_values(function), lambda _: [])
-    arrays = arrays_in(((step_to(name), value) for name, value in [*captured, *_globals(function)]), _MAX_OBJECTS)
+    values = guarded(lambda: captured_values(function), lambda _: [])
+    arrays = arrays_in(((step_to(name), value) for name, value in [*values, *_globals(function)]), _MAX_OBJECTS)
     if arrays.n_bytes >= MIB:
         name, array = arrays.named[0]
         size = f"refers to {bytes_text(arrays.n_bytes)} of arrays, constants of what is compiled"
@@ -1103,9 +1038,8 @@ def _globals(function: Any) -> list[tuple[str, Any]]:
     if type(function) is not types.FunctionType:
         return []
     code, scope = function.__code__, function.__globals__
-    large = [name for name in code.co_names if isinstance(scope.get(name), jax.Array | np.ndarray)]
-    large = [name for name in large if array_bytes(scope[name]) >= MIB]
-    return [(name, scope[name]) for name in large if name in _loaded_globals(code)]
+    arrays = [(name, scope[name]) for name in code.co_names if isinstance(scope.get(name), jax.Array | np.ndarray)]
+    return [(name, array) for name, array in arrays if array_bytes(array) >= MIB and name in _loaded_globals(code)]
 
 
 def _inside(function: Any) -> Any:
@@ -1117,9 +1051,7 @@ def _inside(function: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _loaded_globals(code: types.CodeType) -> frozenset[str]:
-    return frozenset(
-        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"
-    )
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
 
 
 def _is(value: Any) -> str:
@@ -1134,41 +1066,32 @@ def _items(value: Any) -> list[Any]:
     for item in waiting:  # grows during the loop
         if type(item) is functools.partial:
             waiting.append(item.func)
-        elif type(item) is dict:
-            waiting += list(item.values())[:_MAX_ITEMS]
-        elif is_any(type(item), (tuple, list)):
-            waiting += item[:_MAX_ITEMS]
+        elif is_any(type(item), (tuple, list, dict)):
+            waiting += islice(item.values() if type(item) is dict else item, _MAX_ITEMS)
         else:
             leaves.append(item)
-        if len(waiting) > _MAX_ITEMS:
-            del waiting[_MAX_ITEMS:]
+        del waiting[_MAX_ITEMS:]
     return leaves
 
 
-Static = tuple[list[int], Any, list[tuple[str, Any]]]
-
-
-def _static_nodes(checked: Checked) -> list[Static]:
-    """The nodes with static data: rows with the same facts, the first node, and its static fields."""
+def _static_fields(checked: Checked) -> list[tuple[list[int], Any, str, Any]]:
+    """Rows with the same facts, the first of their nodes, and the name and value of one of its static fields."""
     if "static" not in checked.cache:
+        found = checked.cache["static"] = []
         rows_of_facts: dict[int, list[int]] = {}
         for row in checked.rows(lambda f: not f.is_leaf and bool(f.module) and bool(f.static)):
             rows_of_facts.setdefault(int(checked.table.fact_codes[row]), []).append(row)
-        checked.cache["static"] = [
-            (rows, checked.nodes[rows[0]], _fields(checked.nodes[rows[0]], checked.facts(rows[0])))
-            for rows in rows_of_facts.values()
-        ]
+        for rows in rows_of_facts.values():
+            node = checked.nodes[rows[0]]
+            names = [name for name, _ in checked.facts(rows[0]).static if not name.endswith(DROPPED)]
+            if described := static_of(node):
+                fields = [*described]
+            elif any(name.startswith("aux") for name in names):  # the parts of the auxiliary data have no names
+                fields = aux_attributes(node)
+            else:
+                fields = [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
+            found += [(rows, node, name, value) for name, value in fields]
     return checked.cache["static"]
-
-
-def _fields(node: Any, facts: Facts) -> list[tuple[str, Any]]:
-    """(name, value) of the static fields; attributes in the auxiliary data if its parts have no names."""
-    if described := static_of(node):
-        return [*described]
-    names = [name for name, _ in facts.static if not name.endswith(DROPPED)]
-    if any(name.startswith("aux") for name in names):
-        return aux_attributes(node)
-    return [(name, value) for name in names if (value := stored_attribute(node, name)) is not MISSING]
 
 
 # Run the rules, and turn their findings into badges
@@ -1184,12 +1107,9 @@ def run_rules(checked: Checked, *, roundtrip: bool = False, ignore: Collection[s
     return [(rule, list(rule.run(checked))) for rule in rules]
 
 
-def _worst_first(results: Sequence[Result]) -> Iterator[tuple[Rule, Level, Found]]:
-    for level in LEVELS:
-        for source, findings_of_rule in results:
-            for finding in findings_of_rule:
-                if (finding.level or source.level) == level:
-                    yield source, level, finding
+def _worst_first(results: Sequence[Result]) -> list[tuple[Rule, Level, Found]]:
+    every = [(source, found.level or source.level, found) for source, of_rule in results for found in of_rule]
+    return sorted(every, key=lambda triple: LEVELS.index(triple[1]))
 
 
 def findings(table: TreeTable, results: Sequence[Result]) -> Iterator[TreeFinding]:
@@ -1212,13 +1132,13 @@ def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
         else:
             note = Note(level, f"{source.code}: {found.sentence}", severity=level, sign=_SIGNS[level])
             added.setdefault(found.row, []).append(note)
-    notes = {row: tuple([_coded(note, coded) for note in notes_of_row]) for row, notes_of_row in table.notes.items()}
+
+    def with_code(note: Note) -> Note:
+        code, level = coded.get(id(note), ("", ""))
+        return note._replace(text=f"{code}: {note.text}", severity=level) if code else note
+
+    notes = {row: tuple(map(with_code, notes_of_row)) for row, notes_of_row in table.notes.items()}
     notes |= {row: (*badges, *notes.get(row, ())) for row, badges in added.items()}
     parts = [f"{n:,} {level}{'s' * (n > 1 and level != 'info')}" for level, n in counts.items()]
     checked = replace(table, notes=dict(sorted(notes.items())))
     return checked.with_headline(*table.headline, ", ".join(parts) or "checked: no finding")
-
-
-def _coded(note: Note, coded: dict[int, tuple[str, Level]]) -> Note:
-    code, level = coded.get(id(note), ("", ""))
-    return note._replace(text=f"{code}: {note.text}", severity=level) if code else note
