@@ -17,19 +17,16 @@ from treeviz.tree.text import bytes_text, count_text, guarded, number_text, perc
 
 
 def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
-    """The columns kind, type, shape, dtype and sharding; and axis, if axes of an array have names.
-
-    Args:
-      mesh: The result of `common_mesh` if the headline shows it, so that rows omit it.
-    """
+    """The columns kind, type, shape, dtype, sharding, and axis if axes have names; rows omit the headline's `mesh`."""
     facts = table.facts
     axes = [", ".join(filter(None, f.axes)) for f in facts]
+    dtypes = [f"~{f.dtype}" if f.weak and f.dtype else f.dtype for f in facts]
     return (
         *([table.fact_column("axis", axes, title="axes", help="The names of its axes")] if any(axes) else []),
         table.fact_column("kind", [f.kind for f in facts]),
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),
-        table.fact_column("dtype", [_dtype(f) for f in facts], help="The dtype; ~ before it: weakly typed"),
+        table.fact_column("dtype", dtypes, help="The dtype; ~ before it: weakly typed"),
         table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="How it is sharded over devices"),
     )
 
@@ -109,10 +106,6 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
     return f"({shape[0]},)" if len(shape) == 1 else f"({', '.join(map(str, shape))})"
 
 
-def _dtype(facts: Facts) -> str:
-    return f"~{facts.dtype}" if facts.weak and facts.dtype else facts.dtype
-
-
 def common_mesh(table: TreeTable) -> str:
     """The devices and axes that several arrays share, "cpu:0–7 (data=2, model=4)"; "" if not all share them."""
     places = [f.sharding.devices if f.sharding and f.sharding.n_devices > 1 else "" for f in table.facts]
@@ -150,16 +143,15 @@ _INEXACT = re.compile("b?float|bf|complex")
 
 def size_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
-    return (
-        _sum_column(table, "elements", "count", "Elements of arrays, not of Python scalars"),
-        _sum_column(table, "bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
-        _sum_column(table, "leaves", "count", "Leaves, as JAX counts them"),
-    )
-
-
-def _sum_column(table: TreeTable, name: str, format, help: str) -> Column:
-    levels = whole_numbers([getattr(facts, name) for facts in table.facts], len(table))
-    return table.fact_column(name, levels, format=format, rollup="sum", help=help)
+    columns = []
+    for name, format, help in (
+        ("elements", "count", "Elements of arrays, not of Python scalars"),
+        ("bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
+        ("leaves", "count", "Leaves, as JAX counts them"),
+    ):
+        levels = whole_numbers([getattr(facts, name) for facts in table.facts], len(table))
+        columns.append(table.fact_column(name, levels, format=format, rollup="sum", help=help))
+    return tuple(columns)
 
 
 def whole_numbers(values: list[int], n_rows: int) -> np.ndarray:
@@ -273,17 +265,11 @@ class DeviceGroup(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """One kind of memory of the devices.
+    """One kind of memory of the devices."""
 
-    Attributes:
-      groups: The distinct sets of devices that arrays are on.
-      group: int[n_facts]: the index of the array's set, or -1.
-      bytes: number[n_facts]: the bytes of the array on each of its devices.
-    """
-
-    groups: list[Devices]
-    group: np.ndarray
-    bytes: np.ndarray
+    groups: list[Devices]  # the distinct sets of devices that arrays are on
+    group: np.ndarray  # int[n_facts]: the index of the array's set, or -1
+    bytes: np.ndarray  # number[n_facts]: the bytes of the array on each of its devices
 
 
 def memories_of(table: TreeTable) -> dict[str, Memory]:
@@ -307,10 +293,8 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
             name, n_bytes = sharding.memory, shard_bytes(facts)
             key = (sharding.platform, sharding.device_ids, sharding.n_devices)
             if key not in sets:
-                sets[key] = (
-                    sharding.platform,
-                    frozenset(sharding.device_ids if sharding.platform else (sharding.n_devices,)),
-                )
+                ids = sharding.device_ids if sharding.platform else (sharding.n_devices,)
+                sets[key] = sharding.platform, frozenset(ids)
             devices = sets[key]
         groups_here = groups.setdefault(name, {})
         entries.setdefault(name, []).append((code, groups_here.setdefault(devices, len(groups_here)), n_bytes))
@@ -325,10 +309,8 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
             group[code], n_bytes[code] = group_index, size
         groups_here = [*groups[name]]
         sizes = {size for platform, ids in groups_here if not platform for size in ids}
-        covered = [
-            devices if devices[0] else ("", frozenset(s for s in sizes if s <= max(devices[1])))
-            for devices in groups_here
-        ]
+        within = lambda ids, sizes=sizes: frozenset(size for size in sizes if size <= max(ids))  # noqa: E731
+        covered = [(platform, ids if platform else within(ids)) for platform, ids in groups_here]
         memories[name] = Memory(covered, group, whole_numbers(n_bytes, len(table)))
     return memories
 
@@ -353,9 +335,6 @@ def shard_bytes(facts: Facts) -> int:
 
 def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     """The devices of all groups; those that are in the same groups together."""
-    if len(groups) == 1:
-        devices = sorted((groups[0][0], device) for device in groups[0][1])
-        return [DeviceGroup((0,), n_devices(groups[0]), _name(devices, n_devices(groups[0])))]
     member_of: dict[tuple[str, int], list[int]] = {}
     for which, (platform, ids) in enumerate(groups):
         for device in ids:
@@ -367,14 +346,11 @@ def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     n_more = dict(zip(sizes[1:], np.diff(sizes).tolist(), strict=True))
     device_groups = []
     for which, devices in together.items():
-        n = len(devices) if devices[0][0] else sum(n_more[size] for _, size in devices)
-        device_groups.append(DeviceGroup(which, n, _name(devices, n)))
+        platform, numbers = devices[0][0], [number for _, number in devices]
+        n = len(devices) if platform else sum(n_more[size] for size in numbers)
+        name = f"{platform}:{id_text(numbers)}" if platform else f"{n:,} of an abstract mesh"
+        device_groups.append(DeviceGroup(which, n, name))
     return device_groups
-
-
-def _name(devices: Sequence[tuple[str, int]], n: int) -> str:
-    platform = devices[0][0]
-    return f"{platform}:{id_text([number for _, number in devices])}" if platform else f"{n:,} of an abstract mesh"
 
 
 # Bytes of every subtree on the devices, in one of their memories. An array that occurs several times counts once.
@@ -383,20 +359,13 @@ _FEW, _LARGE = 8, 1000  # rows
 
 
 class Held(NamedTuple):
-    """Bytes of every subtree on the devices; NaN where the devices hold none of it.
+    """Bytes of every subtree on the devices; NaN where the devices hold none of it."""
 
-    Attributes:
-      most, least: float64[n_rows]: bytes on the fullest device, and on the emptiest one that holds any of it.
-      n_devices: float64[n_rows].
-      ends: The names of the emptiest and the fullest device, for the rows where they differ.
-      is_plain: The values are sums over the rows, so only those of the root are stored.
-    """
-
-    most: np.ndarray
-    least: np.ndarray
-    n_devices: np.ndarray
-    ends: dict[int, tuple[str, str]]
-    is_plain: bool = False
+    most: np.ndarray  # float64[n_rows]: on the fullest device
+    least: np.ndarray  # float64[n_rows]: on the emptiest one that holds any of it
+    n_devices: np.ndarray  # float64[n_rows]
+    ends: dict[int, tuple[str, str]]  # the names of the emptiest and the fullest device, where they differ
+    is_plain: bool = False  # the values are sums over the rows, so only those of the root are stored
 
 
 _NOTHING = Held(np.zeros(1), np.zeros(1), np.zeros(1), {}, is_plain=True)
@@ -429,10 +398,9 @@ def held_in(table: TreeTable, memory: Memory) -> Held:
         parents = _above(table, rows[chosen])
         positions = np.arange(len(nodes)) if parents is None else np.searchsorted(nodes, parents)
         before = np.concatenate([n_bytes[:1] * 0, np.cumsum(n_bytes[chosen])])
-        first, last = (
-            np.searchsorted(rows[chosen], nodes[positions]),
-            np.searchsorted(rows[chosen], table.end[nodes[positions]]),
-        )
+        inner = rows[chosen]
+        first = np.searchsorted(inner, nodes[positions])
+        last = np.searchsorted(inner, table.end[nodes[positions]])
         positions, totals = positions[last > first], (before[last] - before[first])[last > first]
         n_of_nodes[positions] += devices.n
         low.update(positions, totals, which, devices.n)
@@ -619,8 +587,6 @@ def bytes_by_device(table: TreeTable, row: int) -> list[tuple[str, str]]:
         totals = [] if name in (HOST, NOWHERE) else on_each_device(table, row, memory)
         if len({n_bytes for _, n_bytes in totals}) > 1:
             in_memory = f" in {name}" if name else ""
-            pairs += [
-                (f"{devices.name}{in_memory}", bytes_text(int(n_bytes))) for devices, n_bytes in totals[:_MOST_NAMED]
-            ]
+            pairs += [(f"{devices.name}{in_memory}", bytes_text(int(n))) for devices, n in totals[:_MOST_NAMED]]
             pairs += [("…", f"{len(totals) - _MOST_NAMED:,} more")] if len(totals) > _MOST_NAMED else []
     return pairs

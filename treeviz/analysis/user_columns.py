@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count
 from typing import Any
 
 import jax
@@ -78,21 +80,15 @@ def column(
 def function_columns(
     table: TreeTable, nodes: Sequence[object], functions: Sequence[LeafFunction], taken: Collection[str]
 ) -> list[list[Column]]:
-    """For each function its column, and a column of texts if some results are not numbers.
-
-    Args:
-      table: As walked.
-      nodes: The node or leaf of each of its rows.
-      taken: Names in use.
-    """
+    """For each function its column, and a column of texts if some results are not numbers; `taken` names are in use."""
     rows = np.flatnonzero(table.is_leaf).tolist()
-    answers = [_Answers([_call(function.function, nodes[row]) for row in rows]) for function in functions]
+    answers = [[_result(function.function, nodes[row]) for row in rows] for function in functions]
     _fetch(answers)
     columns, taken = [], {*ROW_FIELDS, *ALIASES, *VALUE_STATISTICS, *(name.lower() for name in taken)}
-    for function, answer in zip(functions, answers, strict=True):
+    for function, results in zip(functions, answers, strict=True):
         name = _name(function.title, taken)
         taken |= {name, f"{name}.text"}
-        columns.append(_columns(table, rows, function, answer.results, name))
+        columns.append(_columns(table, rows, function, results, name))
     return columns
 
 
@@ -100,47 +96,32 @@ class _Text(str):
     """Text in a cell in place of a number: an error, or a result of another type."""
 
 
-class _Answers:
-    """The results of a function for each leaf, and the indices of those still on a device."""
+def _result(function: Callable[[Any], Any], leaf: Any) -> Any:
+    """The result as a bool, int, float, text or None, or a JAX scalar that is fetched later."""
+    from treeviz.tree.tracers import Tracer  # which imports JAX
 
-    def __init__(self, results: list[Any]) -> None:
-        self.results = [self._plain(result) for result in results]
-        self.waiting = [i for i, result in enumerate(self.results) if isinstance(result, jax.Array)]
-
-    @staticmethod
-    def _plain(result: Any) -> Any:
-        """The result as a bool, int, float, text or None, or a JAX scalar that is fetched later."""
-        from treeviz.tree.tracers import Tracer  # which imports JAX
-
+    try:
+        result = function(leaf)
         cls = type(result)
-        if any(cls is plain for plain in (bool, int, float, _Text, type(None))):  # `is` calls no metaclass
+        if is_any(cls, (bool, int, float, type(None))):
             return result
         if has_base(cls, str):
             return visible(str.__str__(result))
-        try:
-            if has_base(cls, Tracer):
-                return _Text("traced: no value yet")
-            if isinstance(result, jax.Array):
-                if result.shape == () and not jax.numpy.issubdtype(result.dtype, jax.dtypes.extended):
-                    return result
-                return _Text(value_text(result))
-            if has_base(cls, np.generic, np.ndarray) and result.shape == ():
-                return _number(result)
-        except Exception as error:
-            return _Text(error_text(error))
+        if has_base(cls, Tracer):
+            return _Text("traced: no value yet")
+        if isinstance(result, jax.Array):
+            if result.shape == () and not jax.numpy.issubdtype(result.dtype, jax.dtypes.extended):
+                return result
+        elif has_base(cls, np.generic, np.ndarray) and result.shape == ():
+            return _number(result)
         return _Text(value_text(result))
-
-
-def _call(function: Callable[[Any], Any], leaf: Any) -> Any:
-    try:
-        return function(leaf)
     except Exception as error:
         return _Text(error_text(error))
 
 
-def _fetch(answers: list[_Answers]) -> None:
+def _fetch(answers: list[list[Any]]) -> None:
     """Fetch the JAX scalars of all functions in one transfer."""
-    waiting = [(answer.results, i) for answer in answers for i in answer.waiting]
+    waiting = [(results, i) for results in answers for i, x in enumerate(results) if isinstance(x, jax.Array)]
     if not waiting:
         return
 
@@ -150,16 +131,10 @@ def _fetch(answers: list[_Answers]) -> None:
     try:
         fetched: list[Any] = fetch(scalars)
     except Exception:  # one failed: fetch each alone to find it
-        fetched = [_one(fetch, scalar) for scalar in scalars]
+        as_text = lambda error: [_Text(error_text(error))]  # noqa: E731
+        fetched = [guarded(partial(fetch, [scalar]), as_text)[0] for scalar in scalars]
     for (results, i), value in zip(waiting, fetched, strict=True):
         results[i] = value if type(value) is _Text else _number(value)
-
-
-def _one(fetch: Callable, scalar: jax.Array) -> Any:
-    try:
-        return fetch([scalar])[0]
-    except Exception as error:
-        return _Text(error_text(error))
 
 
 def _number(scalar: Any) -> Any:
@@ -237,8 +212,5 @@ def _name(title: str, taken: Collection[str]) -> str:
     """The title as a field name of queries, with a number if it is in use."""
     name = _NAMES.sub("_", title.lower()).strip("_.-") or "function"
     name = name if name[0].isalpha() else f"_{name}"
-    unique, n = name, 1
-    while unique in taken or f"{unique}.text" in taken:
-        n += 1
-        unique = f"{name}_{n}"
-    return unique
+    names = chain([name], (f"{name}_{n}" for n in count(2)))
+    return next(unique for unique in names if unique not in taken and f"{unique}.text" not in taken)

@@ -15,13 +15,7 @@ Drawing = dict[str, Any]
 
 
 def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing:
-    """The data for assets/drawn/drawing.js: some 22 kB for 64 × 64 values.
-
-    Args:
-      values: The values of the window, as float32 or as integers that float32 represents.
-      caption: A description of the window.
-      why: Why treescope does not draw it.
-    """
+    """The data for assets/drawn/drawing.js, some 22 kB for 64 × 64 values, which float32 must represent."""
     # Exclude the padding in the last row of a long vector.
     n = min(values.size, part.sizes[part.axes[1]]) if part.axes[0] < 0 <= part.axes[1] else values.size
     numbers = values.ravel()[:n].astype("<f4")
@@ -42,8 +36,7 @@ def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing
 def color_range(values: np.ndarray, *, trim: bool) -> tuple[float, float]:
     """The values of the first and last color, from finite values only; symmetric around zero if some are negative.
 
-    Args:
-      trim: Exclude values further than three standard deviations from the mean, or from zero.
+    `trim` excludes values further than three standard deviations from the mean, or from zero.
     """
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:

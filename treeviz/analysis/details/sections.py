@@ -12,14 +12,13 @@ import gc
 import inspect
 import json
 import linecache
-import math
 import os
 import re
 import sys
 import time
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -39,12 +38,14 @@ from treeviz.tree.text import (
     array_text,
     class_name,
     count_text,
+    counted,
     error_text,
     function_name,
     guarded,
     has_base,
     is_function,
     module_name,
+    namespace,
     number_text,
     qualified_name,
     value_text,
@@ -62,12 +63,9 @@ Line = tuple[int, str, str, bool]  # depth, name, text, whether it is an array
 
 
 def outline(named: Iterable[tuple[str, Any]], goes_on: Callable[[], bool]) -> tuple[list[Line], bool]:
-    """Lines for named values and their contents, and whether the outline is complete.
+    """Lines for named values and their contents, while `goes_on`, and whether the outline is complete.
 
     An object that occurs several times is opened at its first occurrence.
-
-    Args:
-      goes_on: Called before each line; False ends the outline.
     """
     lines: list[Line] = []
     waiting = [(0, name, value) for name, value in reversed(list(named))]
@@ -135,7 +133,7 @@ def class_facts(cls: type) -> list[tuple[str, str]]:
     if module_name(cls).partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
         return []
     facts = [("class", qualified_name(cls)), ("defined in", _class_place(cls))]
-    doc = _own(cls).get("__doc__")
+    doc = namespace(cls).get("__doc__")
     # The generated docstring of a dataclass is its signature.
     if type(doc) is str and not doc.startswith(f"{class_name(cls)}("):
         lines = inspect.cleandoc(doc[:10_000]).strip().splitlines()
@@ -145,30 +143,17 @@ def class_facts(cls: type) -> list[tuple[str, str]]:
 
 
 def _class_place(cls: type) -> str:
-    module = sys.modules.get(module_name(cls))
-    name = re.escape(class_name(cls).rpartition(".")[2])
-    starts = re.compile(rf"\s*class\s+{name}\b")
-    for file in _files(cls, module):
+    module = module_name(cls)
+    functions = [value for value in list(namespace(cls).values()) if type(value) is types.FunctionType]
+    is_own = (type(function.__module__) is str and function.__module__ == module for function in functions)
+    files = [function.__code__.co_filename for function in compress(functions, is_own)]  # of a notebook class, too
+    own = guarded(lambda: object.__getattribute__(sys.modules[module], "__dict__").get("__file__"), lambda _: None)
+    starts = re.compile(rf"\s*class\s+{re.escape(class_name(cls).rpartition('.')[2])}\b")
+    for file in [*files, own] if type(own) is str else files:
         for number, line in enumerate(_lines(file), 1):
             if starts.match(line):
                 return place_of(file, number)
     return ""
-
-
-def _files(cls: type, module: Any) -> Iterator[str]:
-    """Files that may define the class; for a notebook class, from its methods."""
-    for value in list(_own(cls).values()):
-        is_method = type(value) is types.FunctionType and type(value.__module__) is str
-        if is_method and value.__module__ == module_name(cls):
-            yield value.__code__.co_filename
-    file = guarded(lambda: object.__getattribute__(module, "__dict__").get("__file__"), lambda _: None)
-    if type(file) is str:
-        yield file
-
-
-def _own(cls: type) -> Any:
-    """The class's own namespace, read without running a descriptor."""
-    return type.__dict__["__dict__"].__get__(cls)
 
 
 def _lines(file: str) -> list[str]:
@@ -184,9 +169,8 @@ def _lines(file: str) -> list[str]:
 
 def place_of(file: str, line: int) -> str:
     """ "layers/dense.py:12", "Cell In[3]:5"."""
-    name = guarded(lambda: cell_of(file), lambda _: "") or "/".join(
-        [part for part in PurePath(file).parts if part != "/"][-3:]
-    )
+    parts = [part for part in PurePath(file).parts if part != "/"]
+    name = guarded(lambda: cell_of(file), lambda _: "") or "/".join(parts[-3:])
     return f"{visible(name, 120)}:{line}"
 
 
@@ -214,31 +198,19 @@ def shard_section(array: Any) -> list[dict[str, Any]]:
     n_devices = sum(map(len, parts.values()))
     cuts = [len({bounds[axis] for bounds in parts}) for axis in range(len(shape))]
     cut_axes = [axis for axis, n in enumerate(cuts) if n > 1]
-    title = f"{_count(len(parts), 'part')} on {n_devices} devices"
+    title = f"{counted(len(parts), 'part')} on {n_devices} devices"
     sharding_facts = describe_sharding(sharding)
     title += f" in {sharding_facts.memory}" if sharding_facts is not None and sharding_facts.memory else ""
     if cut_axes:
         title += f", cut along {', '.join(f'axis {axis} into {cuts[axis]}' for axis in cut_axes)}"
-    grid = {
-        "kind": "grid",
-        "title": title,
-        "columns": cuts[cut_axes[-1]] if cut_axes else 1,
-        "cells": [[_names(parts[bounds]), _range(bounds)] for bounds in sorted(parts)[:MOST_CELLS]],
-        "n_more": max(len(parts) - MOST_CELLS, 0),
-    }
-    return [grid]
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
-def _names(devices: list[Any]) -> str:
-    return visible(f"{devices[0].platform}:{id_text(sorted(device.id for device in devices))}")
-
-
-def _range(bounds: tuple) -> str:
-    return f"[{', '.join(f'{low}:{high}' for low, high in bounds)}]"
+    cells = []
+    for bounds in sorted(parts)[:MOST_CELLS]:
+        ids = id_text(sorted(device.id for device in parts[bounds]))
+        part = ", ".join(f"{low}:{high}" for low, high in bounds)
+        cells.append([visible(f"{parts[bounds][0].platform}:{ids}"), f"[{part}]"])
+    columns = cuts[cut_axes[-1]] if cut_axes else 1
+    n_more = max(len(parts) - MOST_CELLS, 0)
+    return [{"kind": "grid", "title": title, "columns": columns, "cells": cells, "n_more": n_more}]
 
 
 # A window on the values of an array along two of its axes. Only the window is copied.
@@ -248,25 +220,15 @@ MOST_NAMED = 8  # devices of other processes
 
 
 class Window(NamedTuple):
-    """A part of an array.
+    """A part of an array."""
 
-    Attributes:
-      values: [rows, columns]. An array with one axis is laid out in rows of 64.
-      is_here: bool of the same shape: False beyond the end of the array, and for parts in another process.
-      axes: The axis of the rows and that of the columns, -1 where there is none.
-      starts: The first index along every axis.
-      sizes: The extent along every axis.
-      devices: The devices that the values were read from.
-      elsewhere: The devices of other processes that hold the missing values.
-    """
-
-    values: np.ndarray
-    is_here: np.ndarray
-    axes: tuple[int, int]
-    starts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    devices: tuple[str, ...]
-    elsewhere: tuple[str, ...]
+    values: np.ndarray  # [rows, columns]; an array with one axis is laid out in rows of 64
+    is_here: np.ndarray  # bool: False beyond the end of the array, and for parts in another process
+    axes: tuple[int, int]  # of the rows and of the columns; -1 where there is none
+    starts: tuple[int, ...]  # the first index along every axis
+    sizes: tuple[int, ...]  # the extent along every axis
+    devices: tuple[str, ...]  # that the values were read from
+    elsewhere: tuple[str, ...]  # devices of other processes, which hold the missing values
 
 
 def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> Window:
@@ -290,9 +252,7 @@ def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), sta
     starts = starts or [0] * n
     if len(starts) != n:
         raise ValueError(f"window: {len(starts)} starts are not one for each of {n} axes.")
-    most = [MOST if axis in (rows, columns) else 1 for axis in known]
-    if n == 1:
-        most = [MOST * MOST]
+    most = [MOST if axis in (rows, columns) else 1 for axis in known] if n > 1 else [MOST * MOST] * n
     sizes = tuple(min(size, longest) for size, longest in zip(array.shape, most, strict=True))
     ends = [max(size - length, 0) for size, length in zip(array.shape, sizes, strict=True)]
     starts = tuple(min(max(start, 0), end) for start, end in zip(starts, ends, strict=True))
@@ -316,7 +276,7 @@ def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[
         place, inside = _common(shard.index, array.shape, starts, sizes)
         if _is_empty(place) or is_here[place].all():
             continue
-        values[place], is_here[place] = _copied(shard.data, inside), True
+        values[place], is_here[place] = copied(shard.data, inside), True
         devices.append(_name(shard.device))
     elsewhere = ()
     if not is_here.all():
@@ -346,7 +306,8 @@ def _common(index: Any, shape: Any, starts: Any, sizes: Any) -> tuple[tuple[slic
     return tuple(place), tuple(inside)
 
 
-def _copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
+def copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
+    """A part of a single-device array, sliced on its device, so that only the part is transferred."""
     if lies_on_host(shard):
         return np.array(host_view(shard)[inside])
 
@@ -363,11 +324,8 @@ def _copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
 def in_rows(part: np.ndarray) -> np.ndarray:
     """The part as two axes; a long vector is wrapped into rows and padded with zeros."""
     if part.ndim == 1 and part.size > MOST:
-        n_rows = math.ceil(part.size / MOST)
-        return np.concatenate([part, np.zeros(n_rows * MOST - part.size, part.dtype)]).reshape(n_rows, MOST)
-    if part.ndim < 2:
-        return part.reshape(1, part.size)
-    return part.reshape(part.shape[-2:])
+        return np.pad(part, (0, -part.size % MOST)).reshape(-1, MOST)
+    return part.reshape(part.shape[-2:] if part.ndim > 1 else (1, part.size))
 
 
 # The referrers of an object: variables, attributes and containers, as the garbage collector tracks them.
@@ -394,10 +352,7 @@ def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
 
     Searches up to six levels, to variables of modules and functions. Keeps nothing alive. Each level
     visits all objects that the garbage collector tracks, some 100 ms in a large process. Containers of
-    only numbers and NumPy arrays are not tracked, but their referrers are.
-
-    Args:
-      goes_on: Called before each level; False ends the search.
+    only numbers and NumPy arrays are not tracked, but their referrers are. `goes_on` is called before each level.
     """
     modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
     found: dict[str, None] = {}
@@ -427,7 +382,10 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
     above: list[_Step] = []
     own = {id(level), id(wanted), id(above)} | set(map(id, level))
     for holder in _referrers([steps[0].node for steps in wanted.values()]):
-        if id(holder) in own or _is_our_code(holder) or _is_of_module(holder, modules):
+        # The variables of a running module are found through the module.
+        is_of_module = isinstance(holder, types.FrameType) and holder.f_code.co_name == "<module>"
+        is_of_module = is_of_module and holder.f_locals is holder.f_globals and id(holder.f_globals) in modules
+        if id(holder) in own or _is_our_code(holder) or is_of_module:
             continue
         if _is_ours(module_name(type(holder))):
             reached.update(map(id, gc.get_referents(holder)))
@@ -446,7 +404,7 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
                 name = _variable("__main__", rest) if rest else "a variable"
                 found.setdefault(f"{name} in {visible(code.co_name, 60)} ({place}), which runs")
             elif isinstance(holder, types.FunctionType):
-                found.setdefault(f"the function {function_name(holder)}" + _of(rest))
+                found.setdefault(f"the function {function_name(holder)}{f', as …{rest}' if rest else ''}")
             elif (id(holder), id(step.node)) not in seen:
                 new.add((id(holder), id(step.node)))
                 above.append(_Step(holder, rest))
@@ -474,13 +432,6 @@ def _referrers(nodes: list[Any]) -> list[Any]:
     return [holder for holder in found if holder is not nodes and holder is not arguments]
 
 
-def _is_of_module(holder: Any, modules: Container[int]) -> bool:
-    """Whether it is the frame of a running module, whose variables are found through the module."""
-    if not isinstance(holder, types.FrameType) or holder.f_code.co_name != "<module>":
-        return False
-    return holder.f_locals is holder.f_globals and id(holder.f_globals) in modules
-
-
 def _is_our_code(holder: Any) -> bool:
     """Whether it is a frame or function of treeviz, which runs this search."""
     if isinstance(holder, types.FrameType):
@@ -499,11 +450,8 @@ def _references(holder: Any, wanted: Container[int]) -> Iterator[tuple[str, int]
     elif has_base(type(holder), dict):
         pairs = ((f"[{value_text(key, 60)}]", value) for key, value in list(dict.items(holder)))
     elif has_base(type(holder), list, tuple):
-        base = list if has_base(type(holder), list) else tuple
-        pairs = (
-            ("" if type(value) is types.CellType else f"[{i}]", value)
-            for i, value in enumerate(list(base.__iter__(holder)))
-        )
+        values = list((list if has_base(type(holder), list) else tuple).__iter__(holder))
+        pairs = (("" if type(value) is types.CellType else f"[{i}]", value) for i, value in enumerate(values))
     else:
         attributes = stored_attributes(holder)
         if id(attributes) in wanted:
@@ -524,14 +472,9 @@ def _variable(module: str, rest: str) -> str:
     name, _, after = rest.removeprefix("['").partition("']")
     if module != "__main__":
         return f"{visible(module)}.{name}{after}"
-    if name in ("_oh", "Out"):
-        return f"Out{after}, which IPython keeps"
-    is_cache = name.strip("_") == "" or name.strip("_i").isdigit()
-    return f"{name}{after}, which IPython keeps" if is_cache else f"{name}{after}"
-
-
-def _of(rest: str) -> str:
-    return f", as …{rest}" if rest else ""
+    name = "Out" if name == "_oh" else name
+    is_cache = name == "Out" or name.strip("_") == "" or name.strip("_i").isdigit()
+    return f"{name}{after}{', which IPython keeps' * is_cache}"
 
 
 def _class_label(node: Any) -> str:
@@ -547,12 +490,9 @@ Part = Callable[[], list[Section]]
 
 
 class Budget:
-    """The limits of an answer: one second and 512 kB.
+    """The limits of an answer: one second and 512 kB, until the page cancels the request.
 
     Time counts from the first call of `goes_on`, so that imports for the first answer are excluded.
-
-    Args:
-      is_cancelled: Whether the page has cancelled the request.
     """
 
     def __init__(
@@ -622,15 +562,11 @@ def treescope_button(kind: str) -> list[Section]:
 
 
 def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) -> Iterator[Part]:
-    """The parts of the details of a node or leaf, the cheapest first.
-
-    Args:
-      stats: Include the statistics of an array; no other part reads values.
-    """
+    """The parts of the details of a node or leaf, the cheapest first; only `stats` reads values."""
     if kind != "function":
-        yield lambda: _class_section(type(node))
+        yield lambda: [{"kind": "pairs", "title": "class", "pairs": x}] if (x := class_facts(type(node))) else []
     if kind in ("function", "closure"):
-        yield lambda: _source_section(node)
+        yield lambda: [{"kind": "code", "title": x[0], "text": x[1]}] if (x := function_source(node)) else []
     if kind == "function":
         yield lambda: _outline_section("captured", captured_values(node), budget)
     if kind == "opaque" or (kind in ("shape only", "tensor") and not is_array(node)):
@@ -639,16 +575,6 @@ def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) ->
         yield lambda: shard_section(node)
     if stats and has_values(node):
         yield lambda: statistics(node)
-
-
-def _class_section(cls: type) -> list[Section]:
-    facts = class_facts(cls)
-    return [{"kind": "pairs", "title": "class", "pairs": facts}] if facts else []
-
-
-def _source_section(function: Any) -> list[Section]:
-    source = function_source(function)
-    return [{"kind": "code", "title": source[0], "text": source[1]}] if source else []
 
 
 def _outline_section(title: str, named: Iterable[tuple[str, Any]], budget: Budget) -> list[Section]:
@@ -667,12 +593,11 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
     columns, notes = value_statistics(table, nodes, max_elements=max(n_elements, 1))
     sections = [text(reason) for reason in notes.values()]
     values = {column.name: column.values[0] for column in columns}
-    numbers = [column for column in columns if column.format == "number"]
-    counts = [column for column in columns if column.format == "count" and column.name != "inf"]  # posinf + neginf
-    pairs = [
-        (column.title, number_text(values[column.name])) for column in numbers if not np.isnan(values[column.name])
-    ]
-    pairs += [(column.title, f"{int(values[column.name]):,}") for column in counts if values[column.name] > 0]
+    numbers = [column.name for column in columns if column.format == "number"]
+    counts = [column.name for column in columns if column.format == "count" and column.name != "inf"]  # posinf + neginf
+    titles = {column.name: column.title for column in columns}
+    pairs = [(titles[name], number_text(values[name])) for name in numbers if not np.isnan(values[name])]
+    pairs += [(titles[name], f"{int(values[name]):,}") for name in counts if values[name] > 0]
     if pairs:
         sections.append({"kind": "numbers", "title": "values", "pairs": pairs})
     used = np.flatnonzero(np.nan_to_num(values["histogram"]))

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from treeviz.tree.text import (
     aval_text,
     bytes_text,
     class_name,
+    counted,
     error_text,
     guarded,
     has_base,
@@ -55,15 +56,10 @@ class Given(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A place where the structures differ.
+    """A place where the structures differ."""
 
-    Attributes:
-      row: The row of the tree that shows the note.
-      path: In the prefix; in the tree for what only the tree has.
-    """
-
-    row: int
-    path: Path
+    row: int  # of the tree
+    path: Path  # in the prefix; in the tree for what only the tree has
     finding: Finding
 
 
@@ -75,10 +71,8 @@ class Aligned(NamedTuple):
 def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
     """Find the subtree of each leaf of the prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
 
-    Does not descend below the rows of the tree, so it also ends for a prefix that contains itself.
-
-    Args:
-      is_leaf: Whether a node of the prefix is a spec, such as None.
+    Does not descend below the rows of the tree, so it also ends for a prefix that contains itself. `is_leaf` tells
+    whether a node of the prefix is a spec, such as None.
     """
     return _Walk(side, is_leaf).run(prefix)
 
@@ -184,29 +178,24 @@ class _Walk:
         rows = dict(zip(opened_node.keys, opened_node.children, strict=False))
         nodes = dict(zip(opened_node.keys, children, strict=True))
         node = self._side.nodes[row]
-        aligned: list[_Pair] = []
-        missing = []
-        for key, child in zip(opened.keys, opened.children, strict=True):
-            if key in rows:
-                aligned.append(((path, spec, key), child, rows.pop(key), nodes[key]))
-            else:
-                missing.append((key, child))
+        specs = dict(zip(opened.keys, opened.children, strict=True))
+        missing = [(key, child) for key, child in specs.items() if key not in rows]
+        shared = [(key, child) for key, child in specs.items() if key in rows]
+        aligned: list[_Pair] = [((path, spec, key), child, rows.pop(key), nodes[key]) for key, child in shared]
         names = [name for name in rows if _is_name(name)] if len(missing) * len(rows) <= _MOST_NEAR else []
         for key, child in missing:
             near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if _is_name(key) else []
             hint = f"did you mean {value_text(near[0], 40)}?" if near else ""
-            self._add(row, (path, spec, key), ("missing", _spec_text(child), "", hint))
+            # A NamedSharding would print its mesh first.
+            child = child.spec if has_base(type(child), jax.sharding.NamedSharding) else child
+            self._add(row, (path, spec, key), ("missing", value_text(child, 40), "", hint))
         for key, below in rows.items():
             self._add(below, (path, node, key), ("extra", "", self._describe(below), ""))
         return aligned
 
     def _describe(self, row: int) -> str:
         node = self._side.nodes[row]
-
-        def describe() -> str:
-            opener = self._opener(node)
-            return describe_value(node, None if opener is None else opener(node))
-
+        describe = lambda: describe_value(node, opener(node) if (opener := self._opener(node)) else None)  # noqa: E731
         return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
 
 
@@ -216,11 +205,6 @@ def _is_same_level(spec: Any, node: Any) -> bool:
     if cls is not type(node):
         return False
     return spec.keys() == node.keys() if cls is dict else is_any(cls, (list, tuple)) and len(spec) == len(node)
-
-
-def _spec_text(spec: Any) -> str:
-    """The text of a spec; only the axes of a NamedSharding, which prints its mesh first."""
-    return value_text(spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec, 40)
 
 
 def _is_name(key: Any) -> bool:
@@ -239,17 +223,11 @@ _MOST_KEYS = 100_000  # in the paths of these leaves, since a tree may be thousa
 
 
 class Pairs(NamedTuple):
-    """The leaves that get a spec.
+    """The leaves that get a spec."""
 
-    Attributes:
-      rows: int[k]: the row of each leaf.
-      codes: int[k]: the index of each leaf in `distinct`.
-      distinct: The distinct pairs of a spec and the facts of a leaf.
-    """
-
-    rows: np.ndarray
-    codes: np.ndarray
-    distinct: list[tuple[Any, Facts]]
+    rows: np.ndarray  # int[k]: the row of each leaf
+    codes: np.ndarray  # int[k]: the index of each leaf in `distinct`
+    distinct: list[tuple[Any, Facts]]  # the distinct pairs of a spec and the facts of a leaf
 
     def findings(self, table: TreeTable, finding_of_pair: Sequence[Finding | None]) -> list[tuple[int, Finding]]:
         """The findings of distinct pairs, by row, for the first 1,000 leaves; then one that counts the rest."""
@@ -269,40 +247,34 @@ class Pairs(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a use of specs found about the leaves and their specs.
+    """What a use of specs found about the leaves and their specs."""
 
-    Attributes:
-      findings: Specs that do not fit, by row.
-      columns: Shown next to the column of specs.
-      headline: The summary.
-      notes: Other remarks, by row.
-    """
-
-    findings: list[tuple[int, Finding]]
-    columns: tuple[Column, ...]
+    findings: list[tuple[int, Finding]]  # specs that do not fit, by row
+    columns: tuple[Column, ...]  # next to the column of specs
     headline: tuple[str, ...]
-    notes: dict[int, tuple[Note, ...]]
+    notes: dict[int, tuple[Note, ...]]  # other remarks, by row
 
 
-class Use(Protocol):
+class Use:
     """What specs are for: `vmap`, shardings, masks …"""
 
     name: str
-    none_is_spec: bool
+    none_is_spec = True
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
         """Find the subtree of each spec: `align_prefix`, and what JAX requires of the prefix as a whole."""
-        ...
+        return align_prefix(prefix, side, is_leaf)
 
-    def text(self, spec: Any) -> str: ...
+    def text(self, spec: Any) -> str:
+        return value_text(spec, 60)
 
     def wrong(self, spec: Any) -> Finding | None:
         """Why this is not a valid spec."""
-        ...
+        raise NotImplementedError
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         """What the specs mean for the leaves, without those whose spec is `wrong`."""
-        ...
+        raise NotImplementedError
 
 
 class Overlaid(NamedTuple):
@@ -318,88 +290,66 @@ def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] |
     def is_spec(node: Any) -> bool:
         return (use.none_is_spec and node is None) or bool(is_leaf and is_leaf(node))
 
-    return _Overlay(side.table, use, use.align(prefix, side, is_spec)).run()
+    def add(row: int, path: str, finding: Finding) -> None:
+        found.append((row, Difference(path, *finding, tree=1, names=("prefix", "tree"))))
+
+    table, (given, mismatches) = side.table, use.align(prefix, side, is_spec)
+    found: list[tuple[int, Difference]] = []
+    for row, path, finding in mismatches:
+        add(row, path_text(path), finding)
+    for row, own in table.notes.items():
+        if table[row].kind in ("error", "cycle") or any(note.text.startswith(_BROKEN) for note in own):
+            add(row, table[row].keystr, ("error", _BROKEN, "", ""))
+    specs, codes = _distinct([leaf.spec for leaf in given])
+    wrong = [use.wrong(spec) for spec in specs]
+    other_use = _other_use(specs, use.name)
+    for i in np.flatnonzero(np.array([finding is not None for finding in wrong], bool)[codes]).tolist():
+        *finding, hint = wrong[codes[i]] or ()
+        add(given[i].row, path_text(given[i].path), (*finding, hint or other_use))
+    is_right = np.array([finding is None for finding in wrong] + [False])
+    spec_of_row, n_facts = np.array([*codes, len(specs)])[_spread(table, given)], len(table.facts)
+    rows = np.flatnonzero(table.is_leaf & is_right[spec_of_row])
+    keys = spec_of_row[rows].astype(np.int64) * n_facts + table.fact_codes[rows]
+    distinct, pair_codes = np.unique(keys, return_inverse=True)
+    pairs = [(specs[key // n_facts], table.facts[key % n_facts]) for key in distinct.tolist()]
+    judged = use.judge(table, Pairs(rows, pair_codes.reshape(-1), pairs))
+    for row, finding in judged.findings:
+        add(row, table[row].keystr, finding)
+    notes: dict[int, tuple[Note, ...]] = {}
+    for row, difference in found:
+        text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
+        notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=_word(difference.kind)))
+    n_before, texts = np.concatenate([[0], np.cumsum(table.is_leaf)]), [use.text(spec) for spec in specs]
+    own_texts, spec_rows = [texts[code] for code in codes], _rows(given)
+    unused = np.flatnonzero(n_before[spec_rows] == n_before[table.end[spec_rows]]).tolist()
+    for_no_leaf = {given[i].row: (Note("info", f"the spec {own_texts[i]} is for no leaf"),) for i in unused}
+    column = spec_column(table, given, own_texts, use.name, use.name)
+    table = _with_spec_codes(table, spec_of_row).with_columns(column, *judged.columns)
+    table = table.with_notes(notes).with_notes(for_no_leaf).with_notes(judged.notes)
+    differences = Differences(difference for _, difference in sorted(found, key=lambda pair: pair[0]))
+    kinds = Counter(difference.kind for difference in differences)
+    counts = ", ".join(f"{kinds[kind]:,} {_word(kind)}" for kind in MEANINGS if kinds[kind])
+    total = f"{counted(len(differences), 'mismatch', 'mismatches')}: {counts}" if differences else "no mismatch"
+    table = table.with_headline(total, *judged.headline, *table.headline)
+    return Overlaid(table, (use.name, *(column.name for column in judged.columns)), differences)
 
 
-class _Overlay:
-    def __init__(self, table: TreeTable, use: Use, aligned: Aligned) -> None:
-        self._table, self._use, self._aligned = table, use, aligned
-        self._found: list[tuple[int, Difference]] = []
-        self._notes: dict[int, tuple[Note, ...]] = {}
-        self._specs: list[Any] = []  # distinct
-        self._codes: dict[Hashable, int] = {}
-
-    def run(self) -> Overlaid:
-        table, given = self._table, self._aligned.given
-        for row, path, finding in self._aligned.mismatches:
-            self._add(row, path_text(path), finding)
-        for row, own in table.notes.items():
-            if table[row].kind in ("error", "cycle") or any(note.text.startswith(_BROKEN) for note in own):
-                self._add(row, table[row].keystr, ("error", _BROKEN, "", ""))
-        codes = [self._code(leaf.spec) for leaf in given]
-        wrong = [self._use.wrong(spec) for spec in self._specs]
-        other_use = _other_use(self._specs, self._use.name)
-        owner = _spread(table, given)
-        for i in np.flatnonzero(np.array([finding is not None for finding in wrong], bool)[codes]).tolist():
-            *finding, hint = wrong[codes[i]] or ()
-            self._add(given[i].row, path_text(given[i].path), (*finding, hint or other_use))
-        is_right = np.array([finding is None for finding in wrong] + [False])
-        spec_of_row = np.array([*codes, len(self._specs)])[owner]
-        judged = self._use.judge(table, self._pairs(np.flatnonzero(table.is_leaf & is_right[spec_of_row]), spec_of_row))
-        for row, finding in judged.findings:
-            self._add(row, table[row].keystr, finding)
-        self._note_unused(given)
-        notes: dict[int, tuple[Note, ...]] = {}
-        for row, difference in self._found:
-            text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
-            notes[row] = (*notes.get(row, ()), Note("warning", text, severity="error", sign=_word(difference.kind)))
-        table = _with_spec_codes(table, spec_of_row).with_columns(self._column(given, codes), *judged.columns)
-        table = table.with_notes(notes).with_notes(self._notes).with_notes(judged.notes)
-        self._found.sort(key=lambda found: found[0])
-        differences = Differences(difference for _, difference in self._found)
-        table = table.with_headline(_sum_of(differences), *judged.headline, *table.headline)
-        return Overlaid(table, (self._use.name, *(column.name for column in judged.columns)), differences)
-
-    def _add(self, row: int, path: str, finding: Finding) -> None:
-        self._found.append((row, Difference(path, *finding, tree=1, names=("prefix", "tree"))))
-
-    def _code(self, spec: Any) -> int:
+def _distinct(specs: Iterable[Any]) -> tuple[list[Any], list[int]]:
+    """The distinct specs, and the index of each spec among them."""
+    distinct: list[Any] = []
+    known: dict[Hashable, int] = {}
+    codes = []
+    for spec in specs:
         cls = id(type(spec))
         is_plain = cls in _USUAL or has_base(type(spec), *_OF_JAX)
-        key = (cls, spec if is_plain else id(spec))  # the prefix keeps the specs alive
-        code = self._codes.setdefault(key, len(self._specs))
-        if code == len(self._specs):
-            self._specs.append(spec)
-        return code
-
-    def _pairs(self, rows: np.ndarray, spec_of_row: np.ndarray) -> Pairs:
-        n_facts = len(self._table.facts)
-        keys = spec_of_row[rows].astype(np.int64) * n_facts + self._table.fact_codes[rows]
-        distinct, codes = np.unique(keys, return_inverse=True)
-        pairs = [(self._specs[key // n_facts], self._table.facts[key % n_facts]) for key in distinct.tolist()]
-        return Pairs(rows, codes.reshape(-1), pairs)
-
-    def _note_unused(self, given: list[Given]) -> None:
-        n_before = np.concatenate([[0], np.cumsum(self._table.is_leaf)])
-        rows = _rows(given)
-        for i in np.flatnonzero(n_before[rows] == n_before[self._table.end[rows]]).tolist():
-            text = f"the spec {self._use.text(given[i].spec)} is for no leaf"
-            self._notes[given[i].row] = (Note("info", text),)
-
-    def _column(self, given: list[Given], codes: list[int]) -> Column:
-        texts, name = [self._use.text(spec) for spec in self._specs], self._use.name
-        return spec_column(self._table, given, [texts[code] for code in codes], name, name, name)
+        # The prefix keeps the specs alive.
+        codes.append(known.setdefault((cls, spec if is_plain else id(spec)), len(distinct)))
+        distinct += [spec] * (codes[-1] == len(distinct))
+    return distinct, codes
 
 
-def spec_column(
-    table: TreeTable, given: Sequence[Given], texts: Sequence[str], name: str, title: str, kind: str
-) -> Column:
-    """The spec of each row; below a row with a spec, where the spec is inherited from.
-
-    Args:
-      texts: The specs of `given`.
-      kind: What the specs are, such as "in_axes".
-    """
+def spec_column(table: TreeTable, given: Sequence[Given], texts: Sequence[str], name: str, title: str) -> Column:
+    """The spec of each row; below a row with a spec, where the spec is inherited from. `texts` are those of `given`."""
     levels: dict[str, int] = {"": 0, _NO_SPEC: 1}
     own = [levels.setdefault(spec, len(levels)) for spec in texts]
     owner, rows = _spread(table, given), _rows(given)
@@ -409,7 +359,7 @@ def spec_column(
         below[i] = levels.setdefault(text, len(levels))
     code_of_row = np.where(owner >= 0, below[owner], table.is_leaf).astype(np.int32)
     code_of_row[rows] = own
-    help = f"The {kind} of each leaf, and ← where it is inherited from"
+    help = f"The {title} of each leaf, and ← where it is inherited from"
     return Column(name, title, list(levels), code_of_row, help=help)
 
 
@@ -437,9 +387,8 @@ def array_shape(facts: Facts) -> tuple[int, ...] | None:
 def no_array(facts: Facts) -> str:
     """ "str, which is not an array"."""
     if is_refused(facts):
-        return (
-            f"{facts.type} of {facts.dtype}{' with a mask' if facts.text == MASKED else ''}, which JAX does not accept"
-        )
+        mask = " with a mask" if facts.text == MASKED else ""
+        return f"{facts.type} of {facts.dtype}{mask}, which JAX does not accept"
     return f"{facts.type}, which is not an array"
 
 
@@ -456,14 +405,6 @@ def _word(kind: str) -> str:
     return {"missing": "not in the tree", "extra": "no spec"}.get(kind, kind)
 
 
-def _sum_of(differences: Differences) -> str:
-    """ "2 mismatches: 1 no spec, 1 size"."""
-    kinds = Counter(difference.kind for difference in differences)
-    counts = ", ".join(f"{kinds[kind]:,} {_word(kind)}" for kind in MEANINGS if kinds[kind])
-    n = len(differences)
-    return f"{n:,} {'mismatch' if n == 1 else 'mismatches'}: {counts}" if n else "no mismatch"
-
-
 # `jax.vmap`: each mapped axis must exist, and all must have one size.
 
 
@@ -478,11 +419,10 @@ def _other_use(specs: Iterable[Any], use: str) -> str:
     return f"did you mean use={next(iter(uses))!r}?" if len(uses) == 1 and use not in uses else ""
 
 
-class InAxes:
+class InAxes(Use):
     """`in_axes` over the tuple of arguments."""
 
     name = "in_axes"
-    none_is_spec = True
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
         prefix = tuple(prefix) if type(prefix) is list else prefix  # as JAX does (jax#2367)
@@ -505,50 +445,39 @@ class InAxes:
         at_root_alone = [Mismatch(0, None, (*finding, hint))]
         return Aligned(wrapped.given, at_root_alone + wrapped.mismatches) if hint else Aligned([], at_root_alone)
 
-    def text(self, spec: Any) -> str:
-        return value_text(spec, 60)
-
     def wrong(self, spec: Any) -> Finding | None:
-        if spec is None or type(spec) is int:
-            return None
-        return "spec", f"{class_name(type(spec))} {value_text(spec, 40)}", "an int or None", ""
+        return None if spec is None or type(spec) is int else ("spec", _text(spec), "an int or None", "")
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         answers = [_size(spec, facts) for spec, facts in pairs.distinct]
-        sizes = np.array([size for size, _ in answers] + [np.nan])[pairs.codes]
+        sizes = [size for size, _ in answers]
         findings = pairs.findings(table, [finding for _, finding in answers])
-        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
-        n_leaves, n_mapped = int(np.count_nonzero(table.is_leaf)), int(np.count_nonzero(is_mapped))
-        if not n_mapped and len(pairs.rows) == n_leaves:
-            describe_value = "every spec is None" if n_leaves else "there is no leaf"
-            findings.append((0, ("spec", describe_value, "vmap must map at least one leaf", "")))
-        odd, headline = _odd_sizes(table, pairs, sizes)
-        column = pairs.column(
-            table,
-            [size for size, _ in answers],
-            "axis_size",
-            "size",
-            format="count",
-            help="The size of the mapped axis",
-        )
-        mapped = f"{n_mapped:,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
-        return Judged([*findings, *odd], (column,), (mapped, *headline), {})
+        if not any(spec is not None for spec, _ in pairs.distinct) and len(pairs.rows) == np.count_nonzero(
+            table.is_leaf
+        ):
+            why = "every spec is None" if len(pairs.rows) else "there is no leaf"
+            findings.append((0, ("spec", why, "vmap must map at least one leaf", "")))
+        odd, headline = _odd_sizes(table, pairs, np.array([*sizes, np.nan])[pairs.codes])
+        help = "The size of the mapped axis"
+        column = pairs.column(table, sizes, "axis_size", "size", format="count", help=help)
+        return Judged([*findings, *odd], (column,), (_mapped_text(table, pairs), *headline), {})
 
 
 class OutAxes(InAxes):
     """`out_axes` over the result of one example."""
 
     name = "out_axes"
-
-    def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        return align_prefix(prefix, side, is_leaf)
+    align = Use.align
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         findings = pairs.findings(table, [_size(spec, facts, n_more=1)[1] for spec, facts in pairs.distinct])
-        is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
-        n_leaves = int(np.count_nonzero(table.is_leaf))
-        text = f"{int(np.count_nonzero(is_mapped)):,} of {n_leaves:,} {'leaf' if n_leaves == 1 else 'leaves'} mapped"
-        return Judged(findings, (), (text,), {})
+        return Judged(findings, (), (_mapped_text(table, pairs),), {})
+
+
+def _mapped_text(table: TreeTable, pairs: Pairs) -> str:
+    is_mapped = np.array([spec is not None for spec, _ in pairs.distinct] + [False])[pairs.codes]
+    n_leaves = int(np.count_nonzero(table.is_leaf))
+    return f"{np.count_nonzero(is_mapped):,} of {counted(n_leaves, 'leaf', 'leaves')} mapped"
 
 
 def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Finding | None]:
@@ -561,12 +490,8 @@ def _size(spec: int | None, facts: Facts, n_more: int = 0) -> tuple[float, Findi
     n = len(shape) + n_more
     if not -n <= spec < n:
         leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
-        return np.nan, (
-            "axis",
-            value_text(spec, 20),
-            leaf,
-            f"{'mapped, ' * n_more}it has {n} {'axis' if n == 1 else 'axes'}",
-        )
+        has = f"{'mapped, ' * n_more}it has {counted(n, 'axis', 'axes')}"
+        return np.nan, ("axis", value_text(spec, 20), leaf, has)
     size = None if n_more else shape[spec]
     return (float(size) if isinstance(size, int) else np.nan), None  # a symbolic size is text
 
@@ -595,7 +520,7 @@ def _odd_sizes(table: TreeTable, pairs: Pairs, sizes: np.ndarray) -> tuple[list[
 _MOST_LABELS = 6
 
 
-class Labels:
+class Labels(Use):
     """A label for each leaf, as in `optax.partition`; None is an empty subtree."""
 
     name = "labels"
@@ -611,13 +536,12 @@ class Labels:
             try:
                 prefix = prefix(side.nodes[0])
             except Exception as error:
-                return Aligned(
-                    [], [Mismatch(0, None, ("error", f"the function of the tree raised {error_text(error)}", "", ""))]
-                )
-        return align_prefix(prefix, side, is_leaf)
+                text = f"the function of the tree raised {error_text(error)}"
+                return Aligned([], [Mismatch(0, None, ("error", text, "", ""))])
+        return super().align(prefix, side, is_leaf)
 
     def text(self, spec: Any) -> str:
-        return spec if type(spec) is str else value_text(spec, 60)
+        return spec if type(spec) is str else super().text(spec)
 
     def wrong(self, spec: Any) -> Finding | None:
         is_hashable = guarded(lambda: hash(spec) is not None, lambda _: False)
@@ -671,25 +595,18 @@ _SMALL = 0.01  # of the bytes on a device; a smaller replicated leaf gets no not
 
 
 class _Planned(NamedTuple):
-    """How a sharding divides one array.
-
-    Attributes:
-      shard: The shape of the part on one device; None if unknown.
-      n_parts: The number of distinct parts.
-      mesh: The sizes of the mesh axes, by name.
-    """
+    """How a sharding divides one array."""
 
     finding: Finding | None = None
-    shard: tuple[int, ...] | None = None
-    n_parts: int = 1
-    mesh: Mapping[str, int] | None = None
+    shard: tuple[int, ...] | None = None  # the shape of the part on one device; None if unknown
+    n_parts: int = 1  # that differ
+    mesh: Mapping[str, int] | None = None  # the sizes of the mesh axes, by name
 
 
-class Shardings:
+class Shardings(Use):
     """`in_shardings`, `out_shardings`, or what `jax.device_put` takes."""
 
     name = "shardings"
-    none_is_spec = True
 
     def __init__(self, mesh: Any = None) -> None:
         self._mesh = mesh
@@ -700,7 +617,7 @@ class Shardings:
     def text(self, spec: Any) -> str:
         spec = spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec
         if not has_base(type(spec), Spec):
-            return value_text(spec, 60)
+            return super().text(spec)
         text = ", ".join(value_text(part, 40) for part in spec)
         return f"P({text})"
 
@@ -709,7 +626,7 @@ class Shardings:
             return None
         wants = "a PartitionSpec, a Sharding or None"
         hint = f"did you mean P({spec!r})?" if type(spec) is str else ""
-        return "spec", f"{class_name(type(spec))} {value_text(spec, 40)}", wants, hint
+        return "spec", _text(spec), wants, hint
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         planned = [self._plan(spec, facts) for spec, facts in pairs.distinct]
@@ -732,19 +649,16 @@ class Shardings:
         total = float(np.nansum(sizes))
         total_text = f"{bytes_text(total)} on each device"
         if n_unknown:
-            total_text += f", without {n_unknown:,} {'leaf' if n_unknown == 1 else 'leaves'}"
+            total_text += f", without {counted(n_unknown, 'leaf', 'leaves')}"
         replicated, notes = _replicated(table, pairs, planned, n_bytes, total)
-        headline = (*self._mesh_text(planned), *([total_text] if total else []), *replicated)
-        return Judged(pairs.findings(table, [plan.finding for plan in planned]), columns, headline, notes)
-
-    def _mesh_text(self, planned: list[_Planned]) -> tuple[str, ...]:
         meshes = {tuple(plan.mesh.items()) for plan in planned if plan.mesh is not None}
-        if len(meshes) > 1:
-            return (f"{len(meshes)} meshes",)
-        if not meshes:
-            return () if self._mesh is not None else ("without a mesh= the sizes are not checked",)
-        (mesh,) = meshes
-        return (f"mesh {', '.join(f'{name}={size}' for name, size in mesh)}",)
+        mesh = [f"{len(meshes)} meshes"]
+        if len(meshes) == 1:
+            mesh = [f"mesh {', '.join(f'{name}={size}' for name, size in meshes.pop())}"]
+        elif not meshes:
+            mesh = ["without a mesh= the sizes are not checked"] * (self._mesh is None)
+        headline = (*mesh, *([total_text] if total else []), *replicated)
+        return Judged(pairs.findings(table, [plan.finding for plan in planned]), columns, headline, notes)
 
     def _plan(self, spec: Any, facts: Facts) -> _Planned:
         if spec is None:  # left to the compiler
@@ -753,14 +667,17 @@ class Shardings:
         if shape is None:
             return _Planned(("spec", text, no_array(facts), ""))
         if not isinstance(spec, Spec | jax.sharding.NamedSharding):
-            return _of_another_sharding(spec, shape, text)
+            shard = guarded(lambda: tuple(spec.shard_shape(shape)), error_text)
+            if isinstance(shard, str):
+                return _Planned(("size", text, shape_text(shape), shard))
+            shard_size = math.prod(shard)
+            return _Planned(None, shard, math.prod(shape) // shard_size if shard_size else 1)
         mesh, spec = (self._mesh, spec) if isinstance(spec, Spec) else (spec.mesh, spec.spec)
         sizes = None if mesh is None else {name: int(size) for name, size in mesh.shape.items()}
         parts = tuple(spec)
         if len(parts) > len(shape):
-            n = len(shape)
             leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
-            return _Planned(("axis", text, leaf, f"it has {n} {'axis' if n == 1 else 'axes'}"), mesh=sizes)
+            return _Planned(("axis", text, leaf, f"it has {counted(len(shape), 'axis', 'axes')}"), mesh=sizes)
         return _split(shape, parts, text, sizes)
 
 
@@ -789,26 +706,14 @@ def _split(shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Map
     return _Planned(None, tuple(shard), math.prod(sizes[name] for name in used), sizes)
 
 
-def _of_another_sharding(sharding: Any, shape: tuple[int, ...], text: str) -> _Planned:
-    shard = guarded(lambda: tuple(sharding.shard_shape(shape)), error_text)
-    if isinstance(shard, str):
-        return _Planned(("size", text, shape_text(shape), shard))
-    n, shard_size = math.prod(shape), math.prod(shard)
-    return _Planned(None, shard, n // shard_size if shard_size else 1)
-
-
 def _replicated(
     table: TreeTable, pairs: Pairs, planned: list[_Planned], n_bytes: list[float], total: float
 ) -> tuple[tuple[str, ...], dict[int, tuple[Note, ...]]]:
     """A headline with the bytes that every device holds, and notes on which mesh axes could split the large leaves."""
-
-    def is_replicated(plan: _Planned, size: float) -> bool:
-        return size > 0 and plan.n_parts == 1 and math.prod((plan.mesh or {}).values()) > 1
-
-    is_replicated_pair = np.array(
-        [is_replicated(*plan_and_size) for plan_and_size in zip(planned, n_bytes, strict=True)], bool
-    )
-    leaves = np.flatnonzero(is_replicated_pair[pairs.codes])
+    n_devices = [math.prod((plan.mesh or {}).values()) for plan in planned]
+    is_whole = [size > 0 and plan.n_parts == 1 for plan, size in zip(planned, n_bytes, strict=True)]
+    is_replicated = np.array(is_whole, bool) & (np.array(n_devices) > 1)
+    leaves = np.flatnonzero(is_replicated[pairs.codes])
     if not len(leaves):
         return (), {}
     sizes = np.array(n_bytes)[pairs.codes[leaves]]
@@ -818,8 +723,8 @@ def _replicated(
             plan = planned[int(pairs.codes[leaves[i]])]
             text = f"the same {bytes_text(float(sizes[i]))} on every device: {_could_split(plan)}"
             notes[int(pairs.rows[leaves[i]])] = (Note("info", text),)
-    n = len(leaves)
-    return (f"{n:,} {'leaf' if n == 1 else 'leaves'} replicated: {bytes_text(float(sizes.sum()))} on each",), notes
+    n_leaves = counted(len(leaves), "leaf", "leaves")
+    return (f"{n_leaves} replicated: {bytes_text(float(sizes.sum()))} on each",), notes
 
 
 def _could_split(planned: _Planned) -> str:
@@ -852,12 +757,9 @@ def holds_specs(table: TreeTable, nodes: Sequence[Any]) -> bool:
 
 
 def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
-    """Align a tree of specs with another tree, as `treeviz.overlay` does.
+    """Align a tree of specs, with the table `other`, with another tree, as `treeviz.overlay` does.
 
     None is a spec among axes and shardings, and an empty subtree among bools and labels.
-
-    Args:
-      other: The table of the prefix.
     """
     types = {other.facts[code].type for code in set(other.fact_codes[other.is_leaf].tolist())}
     none_is_spec = not types & {"bool", "str"}
@@ -871,7 +773,7 @@ def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
         text = f"{other.name} has neither the structure of {side.table.name} nor is a prefix of it: "
         return Laid(notes=(Note("info", text + "; ".join([*mismatches[:_MOST_TOLD], *rest])),))
     texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in aligned.given]
-    return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name, other.name),))
+    return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name),))
 
 
 USES: dict[str, Callable[[Any], Use]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from treeviz.analysis.overlay.overlaid import holds_specs, lay_prefix
 from treeviz.tree.describers import WHOLE, Budget
 from treeviz.tree.facts import KINDS, Column, Facts, Format, Note
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import visible
+from treeviz.tree.text import counted, visible
 from treeviz.tree.walk import scan
 
 # Labels of subtrees: the whole path, a short title above a column, and a field name of queries.
@@ -64,11 +65,8 @@ def field(table: TreeTable, row: int, taken: Collection[str]) -> str:
     """The subtree as a field name of queries: "opt_state.0.mu", with a number if that is in use."""
     name = _FIELD.sub(".", place_text(table, row).lower()).strip(".-")
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
-    unique, n = name, 1
-    while any(used == unique or used.startswith(f"{unique}.") for used in taken):
-        n += 1
-        unique = f"{name}_{n}"
-    return unique
+    names = chain([name], (f"{name}_{n}" for n in count(2)))
+    return next(unique for unique in names if not any(f"{used}.".startswith(f"{unique}.") for used in taken))
 
 
 def _last_keys(table: TreeTable, row: int, n_keys: int) -> str:
@@ -86,31 +84,19 @@ _EFFORT = 16  # visited rows per row of the trees
 
 
 class Match(NamedTuple):
-    """A subtree that has the structure.
+    """A subtree that has the structure."""
 
-    Attributes:
-      row: Its root.
-      own: int[n_pairs], its leaves.
-      leaves: int[n_pairs], for each of `own` the leaf at the same path in the other tree.
-    """
-
-    row: int
-    own: np.ndarray
-    leaves: np.ndarray
+    row: int  # its root
+    own: np.ndarray  # int[n_pairs]: its leaves
+    leaves: np.ndarray  # int[n_pairs]: for each of `own` the leaf at the same path in the other tree
 
 
 class Search(NamedTuple):
-    """The result of `find_structure`.
+    """The result of `find_structure`."""
 
-    Attributes:
-      matches: In row order; none is inside another.
-      n_more: The number of matches beyond `MAX_MATCHES`.
-      almost: Without a match: the row of the closest subtree, and why it does not match.
-    """
-
-    matches: list[Match]
-    n_more: int
-    almost: tuple[int, str] | None
+    matches: list[Match]  # in row order; none is inside another
+    n_more: int  # matches beyond `MAX_MATCHES`
+    almost: tuple[int, str] | None  # without a match: the row of the closest subtree, and why it does not match
 
 
 def find_structure(reference: TreeTable, within: TreeTable, *, whole: bool = False) -> Search:
@@ -121,10 +107,8 @@ def find_structure(reference: TreeTable, within: TreeTable, *, whole: bool = Fal
     place of a whole subtree). If all leaves are present or holes, one array of the same shape is enough: the factors of
     Adafactor have other shapes than the parameters.
 
-    Linear: visits at most 16 rows for each row of the two trees, else gives up and reports it in `almost`.
-
-    Args:
-      whole: Ignore subtrees in which leaves are missing.
+    Linear: visits at most 16 rows for each row of the two trees, else gives up and reports it in `almost`. `whole`
+    ignores subtrees in which leaves are missing.
     """
     return _Search(reference, within, whole).run()
 
@@ -139,13 +123,10 @@ class _Search:
         places = reference.parent.astype(np.int64) * self._n_codes + codes
         self._row_at = dict(zip(places[1:].tolist(), range(1, len(reference)), strict=True))
         self._reference_codes = codes
-        self._n_leaves_before = np.concatenate([[0], np.cumsum(reference.is_leaf)])
-        self._n_leaves = int(self._n_leaves_before[-1])
-        self._reference_ends, self._reference_is_leaf = reference.end.tolist(), reference.is_leaf.tolist()
-        self._parents, self._ends = within.parent.tolist(), within.end.tolist()
-        self._is_leaf, self._code_list = within.is_leaf.tolist(), self._codes.tolist()
-        before = np.concatenate([[0], np.cumsum(within.is_leaf)])
-        self._n_leaves_in: list[int] = (before[within.end] - before[:-1]).tolist()
+        self._n_leaves_in_reference, self._n_leaves_in = map(_n_leaves, (reference, within))
+        self._n_leaves = self._n_leaves_in_reference[0]
+        self._reference_is_leaf, self._is_leaf = reference.is_leaf.tolist(), within.is_leaf.tolist()
+        self._parents, self._ends, self._code_list = within.parent.tolist(), within.end.tolist(), self._codes.tolist()
         self._effort = _EFFORT * (len(reference) + len(within))
         self._almost: tuple[int, int, str] = (0, -1, "")  # number of matching leaves, row, reason
 
@@ -157,12 +138,16 @@ class _Search:
                 continue
             if self._effort <= 0:
                 return Search(matches, n_more, None if matches else (0, "it is too large to search completely"))
-            match = self._match_at(row)
-            if match is None:
+            pairs = self._same_rows(row) or self._pairs(row)
+            if pairs is None:
+                continue
+            own, leaves, n_holes = pairs
+            if why := self._why_not(own, leaves, len(leaves) + n_holes >= self._n_leaves):
+                self._came_close(row, len(own), *why)
                 continue
             covered = self._ends[row]
             if len(matches) < MAX_MATCHES:
-                matches.append(match)
+                matches.append(Match(row, own, leaves))
             else:
                 n_more += 1
         _, row, why = self._almost
@@ -176,19 +161,6 @@ class _Search:
             return iter(np.flatnonzero(self._within.is_leaf).tolist())
         most = 2 * self._n_leaves  # larger subtrees cannot match; those up to twice as large give the reason
         return iter(np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= most)).tolist())
-
-    def _match_at(self, row: int) -> Match | None:
-        pairs = self._same_rows(row)
-        if pairs is None:
-            pairs = self._pairs(row)
-        if pairs is None:
-            return None
-        own, leaves, n_holes = pairs
-        why = self._why_not(own, leaves, len(leaves) + n_holes >= self._n_leaves)
-        if why:
-            self._came_close(row, len(own), *why)
-            return None
-        return Match(row, own, leaves)
 
     def _same_rows(self, row: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The pairs if all keys are equal: the usual case, compared as arrays."""
@@ -207,12 +179,7 @@ class _Search:
     def _pairs(self, root: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The leaves below `root`, their counterparts, and the number of holes. None: a leaf has no counterpart."""
         row_at, n_codes, parents, codes = self._row_at, self._n_codes, self._parents, self._code_list
-        is_leaf, n_leaves_in, ends, reference_is_leaf = (
-            self._is_leaf,
-            self._n_leaves_in,
-            self._ends,
-            self._reference_is_leaf,
-        )
+        is_leaf, n_leaves_in, ends = self._is_leaf, self._n_leaves_in, self._ends
         counterpart = {root: 0}
         own, leaves, n_holes = [], [], 0
         row, end = root, ends[root]
@@ -224,22 +191,22 @@ class _Search:
                     self._came_close(root, len(own), row, f"has no counterpart in {self._reference.name}")
                     return None
                 row = ends[row]
-            elif is_leaf[row] or reference_is_leaf[row_there]:
+            elif is_leaf[row] or self._reference_is_leaf[row_there]:
                 if n_leaves_in[row]:
-                    pair = self._in_boxes(row, row_there)
-                    if pair is None:
+                    # One of them may be alone in a node (such as a Variable) that the other tree does not have.
+                    leaf = _only_leaf(self._within, row, n_leaves_in[row])
+                    leaf_there = _only_leaf(self._reference, row_there, self._n_leaves_in_reference[row_there])
+                    if leaf is None or leaf_there is None:
                         self._effort -= row - root
                         self._came_close(root, len(own), row, "is a leaf in one of them, and a node in the other")
                         return None
-                    own.append(pair[0])
-                    leaves.append(pair[1])
+                    own.append(leaf)
+                    leaves.append(leaf_there)
                 else:
                     n_holes += 1
                 row = ends[row]
             elif not n_leaves_in[row]:
-                n_holes += int(
-                    self._n_leaves_before[self._reference_ends[row_there]] - self._n_leaves_before[row_there]
-                )
+                n_holes += self._n_leaves_in_reference[row_there]
                 row = ends[row]
             else:
                 counterpart[row] = row_there
@@ -247,47 +214,24 @@ class _Search:
         self._effort -= end - root
         return np.array(own, np.intp), np.array(leaves, np.intp), n_holes
 
-    def _in_boxes(self, row: int, other: int) -> tuple[int, int] | None:
-        """The two leaves, if one of them is alone in a node (such as a Variable) that the other tree does not have."""
-        own, leaf = (
-            _only_leaf(table, at, n)
-            for table, at, n in (
-                (self._within, row, self._n_leaves_in[row]),
-                (
-                    self._reference,
-                    other,
-                    self._n_leaves_before[self._reference_ends[other]] - self._n_leaves_before[other],
-                ),
-            )
-        )
-        return None if own is None or leaf is None else (own, leaf)
-
     def _why_not(self, own: np.ndarray, leaves: np.ndarray, is_whole: bool) -> tuple[int, str] | None:
         """None if the shapes match; else a leaf and the reason."""
         same, other = self._compare_shapes(own, leaves)
         if self._whole and not is_whole:
             return int(own[0]), "exists only there"
         if len(other) and (not same or not is_whole):
-            row, leaf = int(own[other[0]]), int(leaves[other[0]])
-            shapes = (
-                shape_text(t.facts[t.fact_codes[r]].shape) for t, r in ((self._within, row), (self._reference, leaf))
-            )
-            return row, f"has the shape {' and not '.join(shapes)}"
+            row, leaf = self._within[int(own[other[0]])], self._reference[int(leaves[other[0]])]
+            return row.number, f"has the shape {shape_text(row.shape)} and not {shape_text(leaf.shape)}"
         if not same and (not is_whole or self._reference_is_leaf[0]):
             return int(own[0]), "has no shape to distinguish it from other numbers"
         return None
 
     def _compare_shapes(self, own: np.ndarray, leaves: np.ndarray) -> tuple[int, np.ndarray]:
         """The number of pairs with equal shapes, and the indices of those with different ones."""
-        codes = (
-            self._within.fact_codes[own].astype(np.int64) * len(self._reference.facts)
-            + self._reference.fact_codes[leaves]
-        )
+        within, reference, n = self._within, self._reference, len(self._reference.facts)
+        codes = within.fact_codes[own].astype(np.int64) * n + reference.fact_codes[leaves]
         kinds, inverse = np.unique(codes, return_inverse=True)
-        facts = [
-            (self._within.facts[k // len(self._reference.facts)], self._reference.facts[k % len(self._reference.facts)])
-            for k in kinds
-        ]
+        facts = [(within.facts[kind // n], reference.facts[kind % n]) for kind in kinds]
         # Scalars, such as a step or a learning rate, are no evidence of a match.
         weigh = () if self._reference_is_leaf[0] else ((),)
         same = np.array([a.shape is not None and a.shape == b.shape and a.shape not in weigh for a, b in facts], bool)
@@ -316,6 +260,11 @@ def _segments(table: TreeTable, known: dict[object, int]) -> np.ndarray:
     return codes
 
 
+def _n_leaves(table: TreeTable) -> list[int]:
+    before = np.concatenate([[0], np.cumsum(table.is_leaf)])
+    return (before[table.end] - before[:-1]).tolist()
+
+
 def _only_leaf(table: TreeTable, row: int, n_leaves: int) -> int | None:
     """The row of a leaf; for a node that may wrap one leaf, the leaf inside."""
     if table.is_leaf[row]:
@@ -334,19 +283,15 @@ _N_LISTED = 3
 class OtherTreeColumns(NamedTuple):
     """The columns and notes that other trees add to a table.
 
-    Attributes:
-      columns: For each matching subtree "NAME.dtype" and "NAME.bytes", with statistics also "NAME.rms", "NAME.norm",
-        "NAME.nonfinite" and "NAME.ratio". NAME is the subtree, such as "grads" or "opt_state.0.mu". "NAME.spec" of a
-        tree that is a prefix of this one.
-      shown: The names of the columns to show at first, usually one for each subtree.
-      notes: At the root, about trees without a matching subtree.
-      headline: "NaN/Inf in 1 leaf of grads" of each subtree that has some, with statistics.
+    The columns of each matching subtree are "NAME.dtype" and "NAME.bytes", with statistics also "NAME.rms",
+    "NAME.norm", "NAME.nonfinite" and "NAME.ratio". NAME is the subtree, such as "grads" or "opt_state.0.mu".
+    "NAME.spec" is that of a tree that is a prefix of this one.
     """
 
     columns: tuple[Column, ...]
-    shown: tuple[str, ...]
-    notes: dict[int, tuple[Note, ...]]
-    headline: tuple[str, ...]
+    shown: tuple[str, ...]  # the names of the columns to show at first, usually one for each subtree
+    notes: dict[int, tuple[Note, ...]]  # at the root, about trees without a matching subtree
+    headline: tuple[str, ...]  # with statistics: "NaN/Inf in 1 leaf of grads" of each subtree that has some
 
 
 class _Found(NamedTuple):
@@ -383,11 +328,7 @@ def other_tree_columns(
     Costs the walk of the other trees and about 1 µs a pair of leaves, with `stats` also `value_statistics`.
 
     Args:
-      table: As walked. If it has value statistics, `stats` adds the ratio of root mean squares.
-      nodes: The node or leaf of each of its rows.
-      trees: Other trees by name.
-      stats: Read the values.
-      is_leaf: As in `jax.tree.leaves`, for the other trees.
+      stats: Read the values; adds the ratio of root mean squares if the table has value statistics.
       budget: Of each other tree; rows that it leaves out are noted at the root.
     """
     notes: list[Note] = []
@@ -416,11 +357,10 @@ def other_tree_columns(
             added += measured
             counts = next(c for c in measured if c.name.endswith(".nonfinite")).values[table.is_leaf]
             if n := int(np.count_nonzero(np.nan_to_num(counts))):
-                at_least, leaves = "≥ " * (len(notes) > n_notes), "leaf" if n == 1 else "leaves"
-                headline.append(f"NaN/Inf in {at_least}{n:,} {leaves} of {named.title}")
-            shown_names = [
-                c.name for c in measured if c.name.endswith((".rms", ".nonfinite")) and _has_number(c)
-            ] or shown_names
+                at_least = "≥ " * (len(notes) > n_notes)
+                headline.append(f"NaN/Inf in {at_least}{counted(n, 'leaf', 'leaves')} of {named.title}")
+            numbers = [c for c in measured if c.name.endswith((".rms", ".nonfinite")) and _has_number(c)]
+            shown_names = [c.name for c in numbers] or shown_names
         columns += added
         shown += shown_names
     return OtherTreeColumns(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {}, tuple(headline))
@@ -467,25 +407,18 @@ def _labels(table: TreeTable, found: _Found, named: _Named, same: list[bool]) ->
     """The column of dtypes, holes and other shapes; a node's cell lists those of its leaves."""
     codes = np.full(len(table), -1, np.int64)
     main = [table.facts[code] for code in table.fact_codes[found.rows].tolist()]
-    cache_keys = zip(map(id, found.facts), map(id, main), same, strict=True)
     written: dict[tuple[int, int, bool], int] = {}
     labels: dict[str, int] = {HOLE: 0}
     codes[table.is_leaf & found.inside] = 0
     own_codes = []
-    for i, key in enumerate(cache_keys):
-        code = written.get(key)
-        if code is None:
-            code = written[key] = labels.setdefault(_text(found.facts[i], main[i], same[i]), len(labels))
-        own_codes.append(code)
+    for i, key in enumerate(zip(map(id, found.facts), map(id, main), same, strict=True)):
+        if key not in written:
+            written[key] = labels.setdefault(_text(found.facts[i], main[i], same[i]), len(labels))
+        own_codes.append(written[key])
     codes[found.rows] = own_codes
     levels, level_codes = _with_nodes(table, list(labels), codes)
-    return Column(
-        f"{named.field}.dtype",
-        named.title,
-        levels,
-        level_codes,
-        help=f"The dtype of {named.place} here, and its shape if that is another. {HOLE}: there is nothing",
-    )
+    help = f"The dtype of {named.place} here, and its shape if that is another. {HOLE}: there is nothing"
+    return Column(f"{named.field}.dtype", named.title, levels, level_codes, help=help)
 
 
 def _text(own: Facts, main: Facts, same: bool) -> str:
@@ -539,9 +472,8 @@ def _measured(
         notes.append(Note("info", f"{named.place}: {len(not_read):,} leaves were {not_read[0]}"))
     by_name = {column.name: column for column in columns}
     codes = by_name["rms"].codes
-    rms, zeros, nan, inf, histogram = (
-        np.asarray(by_name[name].levels) for name in ("rms", "zeros", "nan", "inf", "histogram")
-    )
+    names = ("rms", "zeros", "nan", "inf", "histogram")
+    rms, zeros, nan, inf, histogram = (np.asarray(by_name[name].levels) for name in names)
     with np.errstate(all="ignore"):
         norm = rms * np.sqrt(histogram.sum(axis=1, dtype=np.float64) + zeros)
     place = named.place

@@ -23,15 +23,10 @@ _BIN_OF_HIGH_BITS = np.clip(np.arange(4096) % 2048 - 1023 - FIRST_EXPONENT, 0, N
 
 
 class Summaries(NamedTuple):
-    """The statistics of each of k sets of numbers.
+    """The statistics of each of k sets of numbers."""
 
-    Attributes:
-      moments: float64[5, k]: the number of finite values; their mean, standard deviation, minimum, maximum.
-      counts: int64[k, 4 + N_BINS], or uint32 if all fit: zeros, NaN, +Inf, -Inf, and the histogram of the finite,
-        non-zero values.
-    """
-
-    moments: np.ndarray
+    moments: np.ndarray  # float64[5, k]: the number of finite values; their mean, standard deviation, minimum, maximum
+    # int64[k, 4 + N_BINS], or uint32 if all fit: zeros, NaN, +Inf, -Inf, the histogram of the finite, non-zero values
     counts: np.ndarray
 
 
@@ -60,18 +55,14 @@ def summarise(values: np.ndarray, starts: np.ndarray) -> Summaries:
     bins = _bins(values, starts)
 
     total = np.add.reduceat(values, starts)
-    finite = None
+    finite, for_least, for_greatest = None, values, values
     if not np.isfinite(total).all():  # a NaN or an infinity, or the sum overflows
         finite = np.isfinite(values)
-        counts[:, NAN] = _count(np.isnan(values), starts)
-        counts[:, POSINF] = _count(values == np.inf, starts)
-        counts[:, NEGINF] = _count(values == -np.inf, starts)
-        moments[3] = np.minimum.reduceat(np.where(finite, values, np.inf), starts)
-        moments[4] = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
+        for column, mask in ((NAN, np.isnan(values)), (POSINF, values == np.inf), (NEGINF, values == -np.inf)):
+            counts[:, column] = _count(mask, starts)
+        for_least, for_greatest = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
         values = np.where(finite, values, 0.0)
-    else:
-        moments[3] = np.minimum.reduceat(values, starts)
-        moments[4] = np.maximum.reduceat(values, starts)
+    moments[3], moments[4] = np.minimum.reduceat(for_least, starts), np.maximum.reduceat(for_greatest, starts)
     n_outside = counts[:, NAN : NEGINF + 1].sum(axis=1)
     bins[:, -1] -= n_outside
     bins[:, 0] = sizes - n_outside - counts[:, ZEROS] - bins[:, 1:].sum(axis=1)
@@ -90,8 +81,10 @@ def summarise(values: np.ndarray, starts: np.ndarray) -> Summaries:
     values -= mean[0] if starts.size == 1 else np.repeat(mean, sizes)
     if finite is not None:
         values *= finite
-    variance = _sum_of_squares(values, starts) / n_or_1
-    moments[1], moments[2] = mean, np.sqrt(variance)
+    # Not np.dot: it uses BLAS threads, and its rounding depends on their number.
+    is_one = starts.size == 1
+    squares = np.einsum("i,i->", values, values)[None] if is_one else np.add.reduceat(values * values, starts)
+    moments[1], moments[2] = mean, np.sqrt(squares / n_or_1)
     if scale is not None:
         moments[1:3] = np.ldexp(moments[1:3], scale)
     return summaries
@@ -99,13 +92,6 @@ def summarise(values: np.ndarray, starts: np.ndarray) -> Summaries:
 
 def _count(mask: np.ndarray, starts: np.ndarray):
     return np.count_nonzero(mask) if starts.size == 1 else np.add.reduceat(mask, starts, dtype=np.int64)
-
-
-def _sum_of_squares(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    if starts.size > 1:
-        return np.add.reduceat(values * values, starts)
-    # Not np.dot: it uses BLAS threads, and its rounding depends on their number.
-    return np.einsum("i,i->", values, values)[None]
 
 
 def _bins(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -255,14 +241,10 @@ def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class Pile:
-    """Small arrays, concatenated in float64, to be summarised together.
-
-    Attributes:
-      owners: For each summary in `parts`, in order, the `owner` that was added with its values.
-    """
+    """Small arrays, concatenated in float64, to be summarised together."""
 
     def __init__(self):
-        self.owners: list[int] = []
+        self.owners: list[int] = []  # for each summary in `parts`, the `owner` that was added with its values
         self.parts: list[Summaries] = []
         self._values = np.empty(CHUNK)
         self._starts: list[int] = []
@@ -282,9 +264,8 @@ class Pile:
     def flush(self) -> None:
         if self._starts:
             moments, counts = summarise(self._values[: self._n_values], np.array(self._starts, np.intp))
-            self.parts.append(
-                Summaries(moments, counts.astype(np.uint32))
-            )  # uint32, because trees may have 100,000 leaves
+            counts = counts.astype(np.uint32)  # because trees may have 100,000 leaves
+            self.parts.append(Summaries(moments, counts))
         self._starts, self._n_values = [], 0
 
 
@@ -355,13 +336,9 @@ def _reduced(x: jax.Array, *, wide: bool) -> jax.Array:
 
     bins = jnp.clip(exponent - (bias + FIRST_EXPONENT), 0, N_BINS - 1)
     bins = jnp.where(finite & ~zero, bins, -1)
-    counts = jnp.concatenate(
-        [
-            jnp.stack([_device_count(zero), _device_count(magnitude > infinity), _device_count(bits == infinity)]),
-            jnp.stack([_device_count((magnitude == infinity) & (bits != infinity)), _device_count(finite)]),
-            _histogram(bins),
-        ]
-    )
+    is_negative = (magnitude == infinity) & (bits != infinity)
+    masks = (zero, magnitude > infinity, bits == infinity, is_negative, finite)
+    counts = jnp.concatenate([jnp.stack([*map(_device_count, masks)]), _histogram(bins)])
     # Values are scaled by a power of two before they are summed, so that no square overflows or underflows.
     top = jnp.clip(jnp.max(jnp.where(finite, exponent, 0)), 1, 2 * bias - 1)
     scale = lax.bitcast_convert_type((2 * bias - top).astype(word) << n_mantissa, values.dtype)

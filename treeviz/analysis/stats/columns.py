@@ -40,7 +40,7 @@ from treeviz.tree.leaves import why_unreduced
 from treeviz.tree.query.find import VALUE_STATISTICS, unread
 from treeviz.tree.stored import Refused, Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import class_name, error_text, has_base, module_name, number_text, visible
+from treeviz.tree.text import class_name, counted, error_text, guarded, has_base, module_name, number_text, visible
 from treeviz.tree.tracers import Tracer
 
 # Read the values of leaves, each array where it is
@@ -51,18 +51,12 @@ _CHECK_EVERY_S = 0.02
 
 
 class Scan:
-    """Reads leaves, each object once. `read` returns a leaf's number.
-
-    Attributes:
-      late: Why arrays in host memory are no longer read, or "".
-      reasons: Why a leaf has no statistics, or a remark on how they were computed.
-      unread: The leaves without statistics.
-    """
+    """Reads leaves, each object once. `read` returns a leaf's number."""
 
     def __init__(self, max_elements: int, on_host: Callable[[jax.Array], bool], budget: Budget):
-        self.reasons: dict[int, str] = {}
-        self.unread: set[int] = set()
-        self.late = ""
+        self.reasons: dict[int, str] = {}  # why a leaf has no statistics, or a remark on how they were computed
+        self.unread: set[int] = set()  # the leaves without statistics
+        self.late = ""  # why arrays in host memory are no longer read
         self._budget, self._elapsed, self._check_at = budget, Stopwatch(), perf_counter()
         self._max_elements = max_elements
         self._on_host = on_host
@@ -74,14 +68,9 @@ class Scan:
         self._readers: dict[int, Callable[[int, Any], str | None] | None] = {}
 
     def read(self, leaf: Any, facts: Facts, layers: tuple[int, int] | None = None) -> int | None:
-        """Read a leaf or the array in it, or start its reduction.
+        """Read a leaf or the array in it, or each of its (axis, number of) layers; or start its reduction.
 
-        Args:
-          facts: The facts of its row.
-          layers: An axis and the number of layers along it, to read each layer.
-
-        Returns:
-          The number of the leaf or of its first layer; None for a leaf that is neither an array nor a number.
+        Returns the number of the leaf or of its first layer; None for a leaf that is neither an array nor a number.
         """
         cls = type(leaf)
         if id(cls) not in self._readers:
@@ -94,9 +83,8 @@ class Scan:
         if reader is None and not why_not:
             return None
         key = id(leaf) if layers is None else (id(leaf), layers)
-        owner = self._seen.get(key)
-        if owner is not None:
-            return owner
+        if key in self._seen:
+            return self._seen[key]
         n = 1 if layers is None else layers[1]
         owner = self._seen[key] = self._n_leaves
         self._n_leaves += n
@@ -279,12 +267,8 @@ class Scan:
 
 
 def _trouble(leaf: Any, error: Exception) -> str:
-    try:
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            return "deleted while it was read"
-    except Exception:
-        pass
-    return f"{UNREADABLE}{error_text(error)}"
+    is_deleted = guarded(lambda: isinstance(leaf, jax.Array) and leaf.is_deleted(), lambda _: False)
+    return "deleted while it was read" if is_deleted else f"{UNREADABLE}{error_text(error)}"
 
 
 # Statistics that are the same in every row: words in the headline instead of columns
@@ -296,9 +280,7 @@ _NUMBERS = ("min", "max", "mean", "std", "rms")
 def uniform_statistics(table: TreeTable) -> dict[str, str]:
     """A text for each column of value statistics that is the same in every row: {"nan": "no NaN", "min": "min 0"}.
 
-    "all finite" for no NaN and no Inf.
-
-    Empty if a leaf with values was not read.
+    "all finite" for no NaN and no Inf. Empty if a leaf with values was not read.
     """
     if "nan" not in table.columns or unread(table).any():
         return {}
@@ -309,13 +291,18 @@ def uniform_statistics(table: TreeTable) -> dict[str, str]:
     least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
     is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # complex: magnitudes
     if least == greatest and is_known and _sizes(table)[0] > 1:
-        text = (
-            f"all {'' if is_finite else 'other '}values are {number_text(least)}"
-            if least or not is_finite
-            else "all zeros"
-        )
+        text = f"all {'' if is_finite else 'other '}values are {number_text(least)}"
+        text = text if least or not is_finite else "all zeros"
         return texts | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
-    return texts | {name: f"{name} {number}" for name in _NUMBERS if (number := _same_in_all(table, name))}
+    has_count = ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
+    for name in _NUMBERS:
+        values = table.columns[name].values
+        has_number = ~np.isnan(values)
+        numbers = values[has_number]
+        is_several = np.count_nonzero(has_number & table.is_leaf) > 1 and not (~has_number & has_count).any()
+        if is_several and np.all(numbers == numbers[0]):
+            texts[name] = f"{name} {number_text(numbers[0])}"
+    return texts
 
 
 def headline(texts: dict[str, str]) -> list[str]:
@@ -323,18 +310,6 @@ def headline(texts: dict[str, str]) -> list[str]:
     numbers = [text for name, text in texts.items() if text.startswith(f"{name} ")]
     others = dict.fromkeys(text for text in texts.values() if text not in numbers)
     return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)
-
-
-def _same_in_all(table: TreeTable, name: str) -> str:
-    """The text of a number that a column has in every row, with at least two leaves; "" otherwise."""
-    values = table.columns[name].values
-    has_number = ~np.isnan(values)
-    is_missing = ~has_number & ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
-    numbers = values[has_number]
-    is_same = (
-        np.count_nonzero(has_number & table.is_leaf) > 1 and np.all(numbers == numbers[0]) and not is_missing.any()
-    )
-    return number_text(numbers[0]) if is_same else ""
 
 
 def _sizes(table: TreeTable) -> np.ndarray:
@@ -360,8 +335,6 @@ def value_statistics(
     Costs about 4 ns an element on the host, 5 µs a small array.
 
     Args:
-      table: As walked.
-      nodes: The node or leaf of each of its rows.
       max_elements: A host array with more is not read.
       budget: Its `read_s` limits the time for arrays in host memory; those left over are not read.
 
@@ -374,10 +347,8 @@ def value_statistics(
     with np.errstate(all="ignore"):
         is_last = table.end == np.arange(1, len(table) + 1)
         chosen = np.flatnonzero(table.is_leaf | (is_last & ~table.is_layer))
-        triples = zip(
-            *(values.tolist() for values in (chosen, table.end[chosen], table.fact_codes[chosen])), strict=True
-        )
-        for row, end, code in triples:
+        of_chosen = (values.tolist() for values in (chosen, table.end[chosen], table.fact_codes[chosen]))
+        for row, end, code in zip(*of_chosen, strict=True):
             layers = (axis_of(table, row + 1), end - row - 1) if end > row + 1 else None
             owner = scan.read(nodes[row], table.facts[code], layers)
             if owner is None:
@@ -426,13 +397,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
         column("inf", "±Inf", posinf + neginf, "the number of infinite values", "count"),
         column("posinf", "+Inf", posinf, "how many values are +Inf", "count"),
         column("neginf", "-Inf", neginf, "how many values are -Inf", "count"),
-        column(
-            "histogram",
-            "magnitudes",
-            histograms,
-            "log₂|x| of the finite values that are not 0",
-            "histogram",
-        ),
+        column("histogram", "magnitudes", histograms, "log₂|x| of the finite values that are not 0", "histogram"),
     )
     assert tuple(column.name for column in columns) == VALUE_STATISTICS
     return columns
@@ -446,10 +411,7 @@ def not_finite(
 ) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
     """Texts for the headline ("NaN in 3 leaves", "no Inf, all zeros"), and a note for each leaf ("NaN: 3 of 12").
 
-    Args:
-      table: With its value statistics.
-      is_whole: Whether every leaf was read; otherwise the headline says "at least".
-      others: Whether other trees are shown next to this one, so that the headline names the tree.
+    The headline says "≥" unless every leaf was read, and names the tree if others are shown next to it.
     """
     texts = uniform_statistics(table) if is_whole else {}
     in_headline = {name: text for name, text in texts.items() if not others or name in ("nan", "inf")}
@@ -459,7 +421,7 @@ def not_finite(
     for name, n_bad in zip(("NaN", "±Inf"), counts, strict=True):
         n = int(np.count_nonzero(n_bad[table.is_leaf[rows]]))
         if n:
-            parts.append(f"{name} in {'' if is_whole else '≥ '}{n:,} {'leaf' if n == 1 else 'leaves'}")
+            parts.append(f"{name} in {'' if is_whole else '≥ '}{counted(n, 'leaf', 'leaves')}")
     parts += [part + f" in {table.name}" * others for part in headline(in_headline)]
     bad = np.flatnonzero(counts[0] + counts[1])
     notes: dict[int, tuple[Note, ...]] = {
@@ -471,7 +433,7 @@ def not_finite(
 
 def _sentence(n: int, n_nan: int, n_inf: int) -> str:
     """ "NaN: 3 of 12 values, ±Inf: 1 of 12 values"."""
-    counts = [(word, count) for word, count in (("NaN", n_nan), ("±Inf", n_inf)) if count]
-    return ", ".join(
-        [f"{word}: {count:,} of {n:,} values" if n > 1 else f"the value is {word}" for word, count in counts]
-    )
+    counts = {word: count for word, count in (("NaN", n_nan), ("±Inf", n_inf)) if count}
+    if n == 1:
+        return ", ".join(f"the value is {word}" for word in counts)
+    return ", ".join(f"{word}: {count:,} of {n:,} values" for word, count in counts.items())
