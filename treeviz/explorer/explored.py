@@ -80,11 +80,7 @@ class WeakTree:
 
     Modules and arrays support weak references. A dict, list or tuple does not, so it is searched by id among the
     objects that the garbage collector tracks. If the search fails (a dict of NumPy arrays in a local variable), an
-    equal node is built from the leaves that are alive.
-
-    Args:
-      nodes: The node or leaf of each row.
-      keep: Keep strong references instead.
+    equal node is built from the leaves that are alive. `keep` keeps strong references instead.
     """
 
     def __init__(self, table: TreeTable, nodes: Sequence[Any], *, keep: bool = False) -> None:
@@ -96,13 +92,11 @@ class WeakTree:
         """The node, without a search; None if it was freed or is a container."""
         if self._kept is not None:
             return self._kept[row]
-        ref = self._refs[row]
-        return ref() if isinstance(ref, weakref.ref) else None if isinstance(ref, _Container) else ref[0]
+        return _node_of(self._refs[row])
 
     def is_plain(self, row: int) -> bool:
         """Whether the node is an immutable scalar: a number, a string, None, …"""
-        node = self._kept[row] if self._kept is not None else None
-        return id(type(node)) in _KEPT_TYPES if self._kept is not None else isinstance(self._refs[row], tuple)
+        return isinstance(self._refs[row], tuple) if self._kept is None else id(type(self._kept[row])) in _KEPT_TYPES
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
         """The nodes of these rows, the same objects that were walked.
@@ -172,7 +166,11 @@ class WeakTree:
 
     def _search(self, rows: Sequence[int]) -> dict[int, Any]:
         """Find containers among the objects that the garbage collector tracks, or as children of nodes found there."""
-        rows_above = {ancestor for row in rows for ancestor in self._to_root(row)}
+        rows_above: set[int] = set()
+        for row in rows:
+            while row >= 0 and row not in rows_above:
+                rows_above.add(row)
+                row = int(self._table.parent[row])
         found = {row: node for row in rows_above if (node := self.peek(row)) is not None}
         ids = {self._refs[row].id: row for row in rows_above if isinstance(self._refs[row], _Container)}
         tracked = gc.get_objects()
@@ -187,12 +185,6 @@ class WeakTree:
             if all(row in found for row in rows):
                 break
         return found
-
-    def _to_root(self, row: int) -> list[int]:
-        rows = [row]
-        while (row := int(self._table.parent[row])) >= 0:
-            rows.append(row)
-        return rows
 
     def _go_down(self, row: int, found: dict[int, Any]) -> None:
         """Add to `found` the nodes between the row and its nearest ancestor in `found`."""
@@ -215,19 +207,15 @@ class WeakTree:
 
     def _is_node(self, row: int, node: Any) -> bool:
         """Whether an object with the node's id is that node: Python may reuse the id of a freed object."""
-        record = self._refs[row]
-        if type(node) is not record.type:
+        if type(node) is not self._refs[row].type:
             return False
         try:
             children = {id(child): child for child in _children_of(node)}
         except Exception:
             return False
-        known = self._table.children(row)
-        return not known or any(self._is_it(row, children.get(self._id(row))) for row in known)
-
-    def _id(self, row: int) -> int:
-        ref = self._refs[row]
-        return ref.id if isinstance(ref, _Container) else id(ref() if isinstance(ref, weakref.ref) else ref[0])
+        known = {row: self._refs[row] for row in self._table.children(row)}
+        ids = {row: ref.id if isinstance(ref, _Container) else id(_node_of(ref)) for row, ref in known.items()}
+        return not known or any(self._is_it(row, children.get(ids[row])) for row in known)
 
     def _is_it(self, row: int, node: Any) -> bool:
         if self._kept is not None:
@@ -235,7 +223,7 @@ class WeakTree:
         ref = self._refs[row]
         if isinstance(ref, _Container):
             return id(node) == ref.id and type(node) is ref.type
-        return node is ref[0] if isinstance(ref, tuple) else node is not None and node is ref()
+        return node is _node_of(ref) and (node is not None or isinstance(ref, tuple))
 
     def _rebuild(self, row: int) -> Any:
         """An equal node: dicts, lists and tuples rebuilt from the leaves that are alive."""
@@ -264,6 +252,11 @@ def _ref(node: Any) -> Any:
         return _Container(node)
 
 
+def _node_of(ref: Any) -> Any:
+    """The node of a reference; None if it was freed or is a container."""
+    return ref() if isinstance(ref, weakref.ref) else ref[0] if isinstance(ref, tuple) else None
+
+
 def _children_of(node: Any) -> list:
     """The children of a node; those of a dict in insertion order."""
     if id(type(node)) in _DICTS:
@@ -288,12 +281,9 @@ MOST_STORED = 2**40  # elements of a stored array that are read on request
 
 
 class Explored:
-    """The backend of a widget that shows a tree.
+    """The backend of a widget that shows a tree, which is referenced weakly unless `keep`.
 
-    Args:
-      make_view: Walks a tree and the other trees of a call. Returns the view, and the node or leaf of each row.
-      trees: The other trees by name.
-      keep: Keep the tree alive; by default it is referenced weakly.
+    `make_view` walks a tree and the other trees of a call. It returns the view, and the node or leaf of each row.
     """
 
     def __init__(self, tree: Any, make_view: MakeView, *, trees: Mapping[str, Any], keep: bool = False) -> None:
@@ -324,30 +314,29 @@ class Explored:
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
         """Show another tree. Returns the rows that both trees share, and the leaves that differ."""
-        table_before, weak_tree = self.view.table, self._weak_tree
+        before, weak_tree = self.view.table, self._weak_tree
         self.view, nodes = self._make_view(tree, trees)
         table = self.view.table
-        rows = matched_rows(table_before, table)
-        stayed = np.flatnonzero(rows >= 0)
-        changed = [
-            int(rows[row])
-            for row in stayed
-            if table.is_leaf[rows[row]] and _is_changed(table_before, weak_tree, int(row), table, nodes, int(rows[row]))
-        ]
-        n_stayed = int(np.sum(table.is_leaf[rows[stayed]] & table_before.is_leaf[stayed]))
+
+        def is_changed(row: int, row_after: int) -> bool:
+            """Whether a leaf is another object or has other facts."""
+            if not table.is_leaf[row_after] or before[row].facts != table[row_after].facts:
+                return bool(table.is_leaf[row_after])
+            node, node_before = nodes[row_after], weak_tree.peek(row)
+            if node is node_before:
+                return False
+            return not weak_tree.is_plain(row) or type(node_before) is not type(node) or bool(node_before != node)
+
+        replaced = _replaced(before, table, is_changed)
         self._weak_tree = WeakTree(table, nodes, keep=self._keep)
-        n_added, n_gone = int(table.is_leaf.sum()) - n_stayed, int(table_before.is_leaf.sum()) - n_stayed
-        return Replaced(rows, np.array(sorted(changed), dtype=np.uint32), n_added, n_gone)
+        return replaced
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page, in plain data and buffers.
+        """Answer a request of the page, one of `treeviz.views.widget.widget.OPERATIONS`, in plain data and buffers.
 
-        Args:
-          operation: One of `treeviz.views.widget.widget.OPERATIONS`.
-          numbers: The row, then the arguments of the operation.
-          is_cancelled: Returns whether the page has cancelled the request; may become true late or never.
+        `numbers` are the row, then the arguments of the operation. A page may cancel a request late or never.
         """
         if not numbers:
             return {"sections": []}, []
@@ -361,34 +350,24 @@ class Explored:
             (node,) = self._weak_tree.nodes([row])
         except ReferenceError as error:
             return {"sections": [text(str(error), "gone")]}, []
-        parts = self._parts(operation, numbers[1:], node, kind, budget)
-        before = [lambda: _device_section(self.view.table, row)] if operation == "detail" else []
-        return {"sections": budget.gather(chain(before, parts))}, []
-
-    def _parts(self, operation: str, numbers: Sequence[int], node: Any, kind: str, budget: Budget) -> Iterable[Part]:
-        """The parts of the answer to an operation; none for operations of other backends.
-
-        Args:
-          numbers: The arguments of the operation.
-        """
+        parts: Iterable[Part] = ()  # none for operations of other backends
         match operation:
             case "detail":
                 has_stats = "rms" in self.view.table.columns
-                return chain(
-                    [lambda: window_section(node)],
+                parts = chain(
+                    [lambda: _device_section(self.view.table, row), lambda: window_section(node)],
                     detail_parts(node, kind, budget, stats=not has_stats),
-                    [lambda: treescope_button(kind)],
-                    [lambda: referrers_button(kind)],
+                    [lambda: treescope_button(kind), lambda: referrers_button(kind)],
                 )
             case "slice":
-                return [lambda: window_section(node, numbers[:2], numbers[2:])]
+                parts = [lambda: window_section(node, numbers[1:3], numbers[3:])]
             case "statistics":
-                return [lambda: statistics(node, most_elements=MOST_STORED)]
+                parts = [lambda: statistics(node, most_elements=MOST_STORED)]
             case "treescope":
-                return [lambda: treescope_section(node)]
+                parts = [lambda: treescope_section(node)]
             case "referrers":
-                return [lambda: referrers_section(node, budget)]
-        return []
+                parts = [lambda: referrers_section(node, budget)]
+        return {"sections": budget.gather(parts)}, []
 
     def close(self) -> None:
         self._weak_tree = WeakTree(self.view.table, [])
@@ -424,56 +403,40 @@ def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
     """A window of an array as a section."""
     from treeviz.integrations.treescope import window_picture
 
-    return {
-        "kind": "window",
-        "shape": list(shape),
-        "axes": part.axes,
-        "starts": part.starts,
-        "sizes": part.sizes,
-        **window_picture(part, dtype),
-    }
+    facts = {"shape": list(shape), "axes": part.axes, "starts": part.starts, "sizes": part.sizes}
+    return {"kind": "window", **facts, **window_picture(part, dtype)}
 
 
-def _is_changed(
-    table_before: TreeTable, weak_tree: WeakTree, row: int, table_after: TreeTable, nodes: list[Any], row_after: int
-) -> bool:
-    """Whether a leaf is another object or has other facts."""
-    facts, facts_after = table_before[row].facts, table_after[row_after].facts
-    if facts != facts_after:
-        return True
-    node, node_before = nodes[row_after], weak_tree.peek(row)
-    if node is node_before:
-        return False
-    return not weak_tree.is_plain(row) or type(node_before) is not type(node) or bool(node_before != node)
+def _replaced(before: TreeTable, after: TreeTable, is_changed: Callable[[int, int], bool]) -> Replaced:
+    rows = matched_rows(before, after)
+    stayed = np.flatnonzero(rows >= 0)
+    changed = sorted(int(rows[row]) for row in stayed if is_changed(int(row), int(rows[row])))
+    n_stayed = int(np.sum(after.is_leaf[rows[stayed]] & before.is_leaf[stayed]))
+    n_added, n_gone = int(after.is_leaf.sum()) - n_stayed, int(before.is_leaf.sum()) - n_stayed
+    return Replaced(rows, np.array(changed, dtype=np.uint32), n_added, n_gone)
 
 
 # The explorer of a diff: the leaves of all trees by weak reference, and their details on request.
 
 _BEFORE = 8  # elements that a window shows before the largest difference
-_PLAIN = frozenset(map(id, (bool, int, float, complex, str, bytes)))  # by id: a metaclass may override ==
 
 
 class Leaves:
-    """The leaves of a tree by weak reference.
-
-    Args:
-      rows, nodes: The rows in a diff's table, ascending, and the leaf of each row.
-    """
+    """The leaves of a tree by weak reference, with their rows in a diff's table, which ascend."""
 
     def __init__(self, rows: np.ndarray, nodes: Sequence[Any]) -> None:
         self._rows = rows
         try:
             self._held: list[Any] = [*map(weakref.ref, nodes)]
         except TypeError:  # a leaf that supports no weak reference
-            self._held = [node if id(type(node)) in _PLAIN else _reference(node) for node in nodes]
+            self._held = [*map(_ref, nodes)]
 
     def __contains__(self, row: int) -> bool:
         return bool(self._held[self._at(row)])
 
     def __getitem__(self, row: int) -> Any:
         """The leaf of a row; ReferenceError if it was freed."""
-        (reference,) = self._held[self._at(row)]
-        leaf = reference if id(type(reference)) in _PLAIN else reference()
+        leaf = _node_of(*self._held[self._at(row)])
         if leaf is None:
             raise ReferenceError("it was freed: nothing else referenced it")
         return leaf
@@ -483,22 +446,10 @@ class Leaves:
         return slice(*(int(np.searchsorted(self._rows, row, side)) for side in ("left", "right")))
 
 
-def _reference(node: Any) -> Callable[[], Any]:
-    return guarded(lambda: weakref.ref(node), lambda _: _unknown)
-
-
-def _unknown() -> None:
-    """Stands for a reference to an object that supports none."""
-
-
 class DiffView(TreeView):
-    """A view of the differences between trees, with their leaves, for the explorer.
+    """A view of the differences between trees, with their leaves, for the explorer."""
 
-    Attributes:
-      leaves: The leaves of each tree, in the order of the trees.
-    """
-
-    leaves: Sequence[Leaves]
+    leaves: Sequence[Leaves]  # of each tree, in their order
 
     def place(self, row: int) -> tuple[int, ...]:
         """The index of the largest difference in the arrays of a row; () if there is none."""
@@ -535,35 +486,27 @@ class ExploredDiff:
         """Show another diff. Rows whose differences differ count as changed."""
         if not issubclass(type(tree), DiffView) or trees:
             raise TypeError("explore: this widget shows a diff: widget.tree = treeviz.diff(before, after)")
-        before = self.view.table
+        before, table = self.view.table, tree.table
         self.view = self._diff = tree
-        table, rows = tree.table, matched_rows(before, tree.table)
-        stayed = np.flatnonzero(rows >= 0)
-        changed = [int(rows[row]) for row in stayed if before[int(row)].notes != table[int(rows[row])].notes]
-        n_stayed = int(np.sum(table.is_leaf[rows[stayed]] & before.is_leaf[stayed]))
-        n_added, n_gone = int(table.is_leaf.sum()) - n_stayed, int(before.is_leaf.sum()) - n_stayed
-        return Replaced(rows, np.array(sorted(changed), dtype=np.uint32), n_added, n_gone)
+        return _replaced(before, table, lambda row, row_after: before[row].notes != table[row_after].notes)
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page.
+        """Answer "detail", "slice" or "statistics".
 
-        Args:
-          operation: "detail", "slice" or "statistics".
-          numbers: The row; except for "detail", then the tree and the operation's arguments. The number after the
-            last tree stands for the second tree minus the first.
-          is_cancelled: Returns whether the page has cancelled the request.
+        `numbers` are the row; except for "detail", then the tree and the operation's arguments. The number after the
+        last tree stands for the second tree minus the first.
         """
-        parts: Iterator[Part] = iter(())
+        parts: Iterable[Part] = ()
         budget = Budget(is_cancelled)
         match operation, *numbers:
             case "detail", row:
                 parts = self._details(row, budget)
             case "slice", row, side, *axes_and_starts:
-                parts = iter([lambda: self._window(row, side, axes_and_starts[:2], axes_and_starts[2:])])
+                parts = [lambda: self._window(row, side, axes_and_starts[:2], axes_and_starts[2:])]
             case "statistics", row, side:
-                parts = iter([lambda: statistics(self._leaf(row, side), most_elements=MOST_STORED)])
+                parts = [lambda: statistics(self._leaf(row, side), most_elements=MOST_STORED)]
         return {"sections": budget.gather(parts)}, []
 
     def close(self) -> None:
@@ -583,9 +526,9 @@ class ExploredDiff:
 
     def _names(self) -> list[str]:
         n = len(self._diff.leaves)
-        return (
-            [*self.view.diff["names"]] if n == 2 and self.view.diff else ["first", *(f"tree {i}" for i in range(1, n))]
-        )
+        if n == 2 and self.view.diff:
+            return [*self.view.diff["names"]]
+        return ["first", *(f"tree {i}" for i in range(1, n))]
 
     def _details(self, row: int, budget: Budget) -> Iterator[Part]:
         sides = [side for side, leaves in enumerate(self._diff.leaves) if row in leaves]
@@ -613,12 +556,12 @@ class ExploredDiff:
 
     def _window(self, row: int, side: int, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
         """A part of an array around the largest difference, unless the reader has selected another part."""
-        names, place = self._names(), self._diff.place(row)
+        names = self._names()
+        starts = starts or tuple(max(0, i - _BEFORE) for i in self._diff.place(row))
         if side == len(names):
-            sections, title = self._gap(row, axes, starts or _window_start(place)), f"{names[1]} - {names[0]}"
+            sections, title = self._gap(row, axes, starts), f"{names[1]} - {names[0]}"
         else:
-            leaf, title = self._leaf(row, side), names[side]
-            sections = window_section(leaf, axes, starts or _window_start(place))
+            sections, title = window_section(self._leaf(row, side), axes, starts), names[side]
         return [_with_tree_argument(side, {**section, "title": title}) for section in sections]
 
     def _gap(self, row: int, axes: Sequence[int], starts: Sequence[int]) -> list[Section]:
@@ -638,7 +581,3 @@ class ExploredDiff:
 def _with_tree_argument(side: int, section: Section) -> Section:
     """The section with the tree's number in its own requests."""
     return {**section, "arguments": [side]} if section["kind"] in ("window", "button") else section
-
-
-def _window_start(index: Sequence[int]) -> tuple[int, ...]:
-    return tuple(max(0, i - _BEFORE) for i in index)
