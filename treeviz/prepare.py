@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import class_name, is_any, is_function, number_text, value_text
+from treeviz.tree.text import class_name, counted, is_any, is_function, number_text, value_text
 
 if TYPE_CHECKING:
     from treeviz.analysis.user_columns import LeafFunction
@@ -45,16 +46,11 @@ _MOST_NOT_READ = 1_000  # unread leaves with their own note
 
 
 class Prepared(NamedTuple):
-    """A table with all requested columns.
-
-    Attributes:
-      nodes: The node or leaf of each row.
-      columns: The columns to show first.
-    """
+    """A table with all requested columns."""
 
     table: TreeTable
-    nodes: list[Any]
-    columns: tuple[Column, ...]
+    nodes: list[Any]  # the node or leaf of each row
+    columns: tuple[Column, ...]  # to show first
 
 
 def scanned(
@@ -73,20 +69,17 @@ def scanned(
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
-    table, shape_only = _shape_only(replace(table, separator=_separator(table, nodes)))
+    table, shape_only = replace(table, separator=_separator(table, nodes)), []
+    arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
+    if len(table) > 1 and arrays and all(facts.kind == "shape only" for facts in arrays):
+        # Then the headline says it, instead of each row.
+        shape_only = ["shape only"]
+        facts = tuple([facts._replace(is_as_all=facts.kind == "shape only") for facts in table.facts])
+        table = replace(table, facts=facts)
     on_devices, placement = device_columns(table)
     mesh = common_mesh(table)
     table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
     return table.with_headline(*headline(table), *shape_only, *placement, *([mesh_text(mesh)] if mesh else [])), nodes
-
-
-def _shape_only(table: TreeTable) -> tuple[TreeTable, list[str]]:
-    """The table, and "shape only" for the headline instead of the rows if no array has values."""
-    arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
-    if len(table) == 1 or not arrays or any(facts.kind != "shape only" for facts in arrays):
-        return table, []
-    facts = tuple([facts._replace(is_as_all=facts.kind == "shape only") for facts in table.facts])
-    return replace(table, facts=facts), ["shape only"]
 
 
 def _separator(table: TreeTable, nodes: list[Any]) -> str:
@@ -134,11 +127,16 @@ def prepare(
         table = table.with_columns(*other_columns.columns).with_notes(other_columns.notes)
         table = table.with_headline(*table.headline, *other_columns.headline)
         names_of_others = other_columns.shown
-    if columns is None:
-        names = _default_columns(table, stats, names_of_others) if trees else _columns_of_one_tree(table, stats)
-        return Prepared(table, nodes, table.chosen(names))
-    table, names = _with_own(table, nodes, columns)
-    names += [name for name in names_of_others if name not in names]
+    names: Sequence[str]
+    if columns is not None:
+        table, names = _with_own(table, nodes, columns)
+        names += [name for name in names_of_others if name not in names]
+    elif not trees:
+        names = (*SIZES, *_placement(table), *(_without_uniform(table, STATISTICS) if stats else ()))
+    elif stats:  # `rms` stays even if equal in every row, since it is compared with the columns next to it
+        names = ("rms", *names_of_others, *_without_uniform(table, ("nan",)), "bytes")
+    else:  # the page's menu has the others
+        names = (*names_of_others, "bytes")
     return Prepared(table, nodes, table.chosen(names))
 
 
@@ -150,7 +148,7 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
     table = table.with_columns(*added)
     parts, notes = not_finite(table, is_whole=not left_out and not is_cut(table), others=others)
     if left_out:
-        parts.append(f"statistics without {len(left_out):,} {'leaf' if len(left_out) == 1 else 'leaves'}")
+        parts.append(f"statistics without {counted(len(left_out), 'leaf', 'leaves')}")
         for row in left_out[_MOST_NOT_READ:]:  # the headline counts them
             del reasons[row]
     mean = table.columns["mean"].values
@@ -185,10 +183,8 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
             )
     others = {} if others is None else others
     if not isinstance(others, Mapping):
-        raise TypeError(
-            f"{caller}: beside= must be a dict of trees by name, not a {class_name(type(others))}: "
-            "beside={'grads': grads}"
-        )
+        kind = class_name(type(others))
+        raise TypeError(f"{caller}: beside= must be a dict of trees by name, not a {kind}: beside={{'grads': grads}}")
     twice = [name for name in others if name in trees]
     if twice:
         raise TypeError(f"{caller}: {twice[0]!r} is given twice, as a keyword and in beside=.")
@@ -249,11 +245,8 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
 
     if isinstance(columns, str):
         raise ValueError(f"columns= must be a list: columns=[{columns!r}]")
-    functions = [
-        item if isinstance(item, LeafFunction) else column(item)
-        for item in columns
-        if not isinstance(item, (str, Column))
-    ]
+    others = [item for item in columns if not isinstance(item, (str, Column))]
+    functions = [item if isinstance(item, LeafFunction) else column(item) for item in others]
     given = [item for item in columns if isinstance(item, Column)]
     for own in given:
         n_values = len(own.levels if own.codes is None else own.codes)
@@ -264,20 +257,10 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
             )
     table = table.with_columns(*given)
     made = function_columns(table, nodes, functions, table.columns) if functions else []
-    table = table.with_columns(*(added for group in made for added in group))
-    groups, names = iter(made), []
-    for item in columns:
-        if isinstance(item, str):
-            names.append(item)
-        elif isinstance(item, Column):
-            names.append(item.name)
-        else:
-            names += [added.name for added in next(groups)]
-    return table, names
-
-
-def _columns_of_one_tree(table: TreeTable, stats: bool) -> tuple[str, ...]:
-    return (*SIZES, *_placement(table), *(_without_uniform(table, STATISTICS) if stats else ()))
+    groups = iter(made)
+    in_order = [[item] if isinstance(item, (str, Column)) else next(groups) for item in columns]
+    names = [item if isinstance(item, str) else item.name for item in chain.from_iterable(in_order)]
+    return table.with_columns(*chain.from_iterable(made)), names
 
 
 def _placement(table: TreeTable) -> tuple[str, ...]:
@@ -290,11 +273,3 @@ def _placement(table: TreeTable) -> tuple[str, ...]:
         return ()
     others = [name for name in (*(f"{memory}.bytes" for memory in memories), "host_bytes") if name in table.columns]
     return ("device_bytes", *(name for name in others if table.rolled(table.columns[name])[0] > 0), "sharding")
-
-
-def _default_columns(table: TreeTable, stats: bool, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns to compare; the page's menu has the others."""
-    if not stats:
-        return (*others, "bytes")
-    # `rms` stays even if equal in every row, since it is compared with the columns next to it.
-    return ("rms", *others, *_without_uniform(table, ("nan",)), "bytes")

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from treeviz.tree.files.entries import LoadError, mode_of, nested, only_below, w
 from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
-from treeviz.tree.text import error_text, visible
+from treeviz.tree.text import counted, error_text, visible
 
 # The arrays of a file without names, in the tree that was saved
 
@@ -36,9 +37,6 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
     """The tree `like` with its arrays replaced by those of a file, in leaf order.
-
-    Args:
-      file: The file's name.
 
     Raises:
       LoadError: The arrays of the file do not match `like`; the message names the first mismatch.
@@ -57,18 +55,14 @@ def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
         if stored is None or stored.shape != shape:
             has = "nothing more" if stored is None else f"the shape {stored.shape}"
             raise LoadError(f"{file} has {has} where like= has the shape {shape}: at {path_text}")
-        filled.append(_of_dtype(stored, leaf.dtype if has_shape else None, path_text))
+        dtype = stored.dtype
+        if has_shape and dtype.kind == "V" and dtype.itemsize == leaf.dtype.itemsize:  # the file has lost bfloat16
+            dtype = np.dtype(leaf.dtype)
+        filled.append(Stored(stored.shape, dtype, stored.chunks_of, path_text, stored.nbytes, order=stored.order))
     n_more = sum(1 for _ in rest)
     if n_more:
-        raise LoadError(f"{file} has {n_more:,} {'array' if n_more == 1 else 'arrays'} more than like=")
+        raise LoadError(f"{file} has {counted(n_more, 'array')} more than like=")
     return treedef.unflatten(filled)
-
-
-def _of_dtype(stored: Stored, dtype: Any, name: str) -> Stored:
-    """The array with its name in the tree, and the dtype of `like` if the file has lost it, such as bfloat16."""
-    is_void = stored.dtype.kind == "V" and dtype is not None and stored.dtype.itemsize == dtype.itemsize
-    dtype = np.dtype(dtype) if is_void else stored.dtype
-    return Stored(stored.shape, dtype, stored.chunks_of, name, stored.nbytes, order=stored.order)
 
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
@@ -79,28 +73,16 @@ _MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # in folder
 _MOST_FILES = 100_000  # names read from a folder
 
 
-def _read_gguf(path: Path) -> Any:
-    from treeviz.integrations.gguf import read_gguf
-
-    return read_gguf(path)
-
-
-def _read_flax(path: Path) -> Any:
-    from treeviz.integrations.orbax import read_checkpoint
-
-    return read_checkpoint(path)
-
-
-def _read_torch(path: Path) -> Any:
-    from treeviz.integrations.torch_files import read_torch
-
-    return read_torch(path)
-
-
-def _read_torch_index(path: Path) -> Any:
-    from treeviz.integrations.torch_files import read_torch_index
-
-    return read_torch_index(path)
+def _read_by_library(path: Path) -> Any:
+    if path.suffix.lower() == ".gguf":
+        from treeviz.integrations.gguf import read_gguf as read
+    elif _FLAX.fullmatch(path.name.lower()):
+        from treeviz.integrations.orbax import read_checkpoint as read
+    elif path.name.lower().endswith(_TORCH_INDEX):
+        from treeviz.integrations.torch_files import read_torch_index as read
+    else:
+        from treeviz.integrations.torch_files import read_torch as read
+    return read(path)
 
 
 # A reader returns a tree, or (name, array) pairs.
@@ -111,12 +93,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".npy": read_npy,
     ".msgpack": read_msgpack,
     ".eqx": read_eqx,
-    ".gguf": _read_gguf,
-    ".pt": _read_torch,
-    ".pth": _read_torch,
-    ".bin": _read_torch,
-    _TORCH_INDEX: _read_torch_index,
-    ".ckpt": _read_torch,
+    **dict.fromkeys((".gguf", ".pt", ".pth", ".bin", _TORCH_INDEX, ".ckpt"), _read_by_library),
 }
 
 
@@ -213,7 +190,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             "reads it."
         )
     if _FLAX.fullmatch(name):
-        return "msgpack", _read_flax
+        return "msgpack", _read_by_library
     for suffix in sorted(READERS, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix, READERS[suffix]
@@ -235,12 +212,8 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
     """The reader of a folder, chosen by its contents."""
     from treeviz.integrations.orbax import STEP, is_orbax, read_orbax, read_steps
 
-    names = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            names.append(entry.name)
-            if len(names) > _MOST_FILES:
-                break
+        names = [entry.name for entry in islice(entries, _MOST_FILES + 1)]
     shards = sorted(name for name in names if name.endswith((".safetensors", ".safetensors.index.json")))
     steps = [name for name in names if STEP.fullmatch(name) and (folder / name).is_file()]
     if steps:

@@ -65,9 +65,8 @@ def _load_entry_points() -> None:
         # Not `entry_points(group=…)`, which takes 20 ms to parse those of all packages.
         having = [package for package in distributions() if _GROUP in (package.read_text("entry_points.txt") or "")]
         packages = {package.name: package for package in reversed(having)}  # the first on the path counts
-        _entry_points = [
-            entry for package in packages.values() for entry in package.entry_points if entry.group == _GROUP
-        ]
+        entries = (entry for package in packages.values() for entry in package.entry_points)
+        _entry_points = [entry for entry in entries if entry.group == _GROUP]
     for entry in [entry for entry in _entry_points if _contents(entry.name) is not None]:
         _entry_points.remove(entry)
         guarded(entry.load, partial(_warn_of, entry))  # it may even exit

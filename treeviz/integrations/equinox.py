@@ -29,7 +29,7 @@ from treeviz.tree.keys import stored_attribute
 from treeviz.tree.level import knows_child_keys
 from treeviz.tree.opaque import describe_function
 from treeviz.tree.runtime import PrivateName, why_missing
-from treeviz.tree.text import class_name, guarded, has_base, is_any, mro, value_text
+from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_any, value_text
 
 _sources: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # placeholder -> the expression that it stands for
 
@@ -56,9 +56,9 @@ def module(node: Any) -> Description:
 
 @functools.lru_cache(maxsize=1024)
 def _module_description(cls: type) -> Description:
-    is_wrapper = any("__wrapped__" in base.__dict__ for base in mro(cls))  # filter_jit, filter_vmap, …
+    is_wrapper = class_attribute(cls, "__wrapped__") is not None  # filter_jit, filter_vmap, …
     # The treedef of a module without fields has a marker of Equinox instead of static data.
-    fields = next(base.__dict__["__dataclass_fields__"] for base in mro(cls) if "__dataclass_fields__" in base.__dict__)
+    fields = class_attribute(cls, "__dataclass_fields__")
     return Description("closure" if is_wrapper else "module", static=None if fields else ())
 
 
@@ -166,10 +166,8 @@ def trace_filter_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedSt
     """Trace a step from `equinox.filter_jit`, for which every leaf that is not an array is static."""
     if not is_of("equinox", step) or not is_jitted(getattr(step, "_cached", None)):
         return None
-    is_array = sys.modules["equinox"].is_array
-    return trace_of_arrays(
-        step.__wrapped__, step, args, kwargs, lambda x: is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-    )
+    is_array = lambda x: isinstance(x, jax.ShapeDtypeStruct) or sys.modules["equinox"].is_array(x)  # noqa: E731
+    return trace_of_arrays(step.__wrapped__, step, args, kwargs, is_array)
 
 
 def _result_path(path: str) -> str:

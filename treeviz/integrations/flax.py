@@ -72,11 +72,8 @@ def box(node: Any) -> Description:
 
 @describes_from("flax.linen", "Module")
 def linen_module(leaf: Any) -> Description:
-    configuration = {
-        field.name: stored_attribute(leaf, field.name)
-        for field in fields(leaf)
-        if field.init and field.name not in _NO_CONFIGURATION
-    }
+    names = [field.name for field in fields(leaf) if field.init and field.name not in _NO_CONFIGURATION]
+    configuration = {name: stored_attribute(leaf, name) for name in names}
     is_bound = stored_attribute(leaf, "scope") not in (None, MISSING)
     return Description(
         text="a Linen module, bound to variables" if is_bound else "a Linen module: its arrays are what init() returns",
@@ -107,13 +104,9 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 def _static(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
     is_child = attributes.get("_pytree__nodes") or attributes.get("_object__nodes") or {}
-    static = [
-        (name, value)
-        for name, value in attributes.items()
-        if not name.startswith(_PRIVATE) and not is_child.get(name, False)
-    ]
-    static.sort(key=lambda pair: pair[1] is None or callable(pair[1]))  # None and functions last
-    return static
+    names = [name for name in attributes if not name.startswith(_PRIVATE) and not is_child.get(name, False)]
+    static = [(name, attributes[name]) for name in names]
+    return sorted(static, key=lambda pair: pair[1] is None or callable(pair[1]))  # None and functions last
 
 
 @describes_from("flax.nnx", "List")
@@ -136,12 +129,14 @@ def nnx_variable(node: Any) -> Description:
         metadata = {name: value for name, value in attributes.items() if name not in _PARTS}
     text, static = _text_and_static(metadata)
     if "raw_value" in attributes:  # not yet a pytree
-        return Description(
-            "variable", text=text, static=static, **array_facts(attributes["raw_value"]), transparent=True
-        )
+        facts = array_facts(attributes["raw_value"])
+        return Description("variable", text=text, static=static, **facts, transparent=True)
     kind = attributes.get("type")  # of a VariableState
     name = class_name(kind) if isinstance(kind, type) else ""
-    return Description("node", type=name, text=text, static=static, step=_raw_value_step(type(node)), inline=True)
+    # Since Flax 0.12, `.value` warns, and copies values that are not arrays.
+    is_known = class_attribute(type(node), "get_raw_value") is not None
+    step = (lambda _: ".get_raw_value()") if is_known else None
+    return Description("node", type=name, text=text, static=static, step=step, inline=True)
 
 
 def _text_and_static(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
@@ -157,12 +152,6 @@ def _text_and_static(metadata: dict[str, Any]) -> tuple[str, list[tuple[str, Any
         else:
             static.append((name, value))
     return " ".join(parts), static
-
-
-def _raw_value_step(cls: type):
-    # Since Flax 0.12, `.value` warns, and copies values that are not arrays.
-    known = any("get_raw_value" in base.__dict__ for base in mro(cls))
-    return (lambda _: ".get_raw_value()") if known else None
 
 
 @describes_from("flax.nnx.variablelib", "HijaxVariable")
@@ -268,7 +257,9 @@ def trace_nnx_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if not is_of("flax", step) or not is_jitted(getattr(step, "jitted_fn", None)):
         return
     names = argument_names(step.fun, len(args))
-    modules = [name for name, value in zip(names, args, strict=True) if _is_nnx_class(type(value))] or names[:1]
+    bases_of = [[base.__module__ for base in mro(type(value))] for value in args]
+    are_nnx = [any(module.startswith("flax.nnx") for module in bases) for bases in bases_of]
+    modules = [name for name, is_nnx in zip(names, are_nnx, strict=True) if is_nnx] or names[:1]
     others = ", ".join(name for name in names if name not in modules)
     modules_text = f"({', '.join(modules)}{',' if len(modules) == 1 else ''})"
     raise TypeError(
@@ -281,10 +272,6 @@ def trace_nnx_jit(step: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         f"        return nnx.split({modules_text})[1], out\n"
         f"    tv.forecast(of_state, state{', ' if others else ''}{others}, out=0)"
     )
-
-
-def _is_nnx_class(cls: type) -> bool:
-    return any(base.__module__.startswith("flax.nnx") for base in mro(cls))
 
 
 def _tidy_path(path: str) -> str:

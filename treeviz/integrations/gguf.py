@@ -68,18 +68,14 @@ def _shown(name: str) -> str:
 
 
 class _Kind(NamedTuple):
-    """The properties that tensors of one type and shape share.
-
-    Attributes:
-      blocks: The type of the blocks; None if the tensor is not quantized.
-    """
+    """The properties that tensors of one type and shape share."""
 
     shape: tuple[int, ...]
     n_bytes: int
     dtype: np.dtype
     stored_as: str = ""
     text: str = ""
-    blocks: Any = None
+    blocks: Any = None  # the type of the blocks; None if the tensor is not quantized
 
 
 def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_bytes_of_block: int) -> _Kind:
@@ -148,15 +144,14 @@ class _Header:
                 self._skip_value(kind)
         if not 0 < alignment <= 1 << 20:
             raise ValueError(f"its alignment is {alignment:,}")
-        tensors = [self._tensor() for _ in range(n_tensors)]
+        tensors = []
+        for _ in range(n_tensors):
+            name, n_axes = self._text(), self._number("<I")
+            if n_axes > _MOST_AXES:
+                raise ValueError(f"{_shown(name)} has {n_axes:,} axes")
+            *axes, kind, offset = struct.unpack(f"<{n_axes}QIQ", self._read(8 * n_axes + 12))
+            tensors.append((name, tuple(axes[::-1]), kind, offset))
         return tensors, math.ceil(self._file.tell() / alignment) * alignment
-
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, n_axes = self._text(), self._number("<I")
-        if n_axes > _MOST_AXES:
-            raise ValueError(f"the tensor {visible(name, 100)!r} has {n_axes:,} axes")
-        *axes, kind, offset = struct.unpack(f"<{n_axes}QIQ", self._read(8 * n_axes + 12))
-        return name, tuple(axes[::-1]), kind, offset
 
     def _skip_value(self, kind: int, level: int = 0) -> None:
         self._n_values += 1

@@ -47,21 +47,19 @@ def inspect_gradients(name: str = "grads", *, statistics: tuple[str, ...] = LIGH
     Raises:
       ModuleNotFoundError: optax is not installed.
     """
+    import jax.numpy as jnp
     import optax
 
     from treeviz.steps.measure import measure  # imported here, to describe a state without it
 
+    def zeros_like(leaf: Any) -> Any:
+        return jnp.zeros_like(leaf) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.number) else leaf
+
     def init(params: Any) -> Any:
-        return InspectState(measure(statistics=statistics, **{name: jax.tree.map(_zeros_like, params)}))
+        return InspectState(measure(statistics=statistics, **{name: jax.tree.map(zeros_like, params)}))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del state, params
         return updates, InspectState(measure(statistics=statistics, **{name: updates}))
 
     return optax.GradientTransformation(init, update)
-
-
-def _zeros_like(leaf: Any) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.zeros_like(leaf) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.number) else leaf

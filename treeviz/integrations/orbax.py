@@ -5,6 +5,7 @@ Orbax itself would open each array to get its shape.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -56,13 +57,9 @@ def folders(folder: Path) -> list[str]:
 
 
 class Headers:
-    """The metadata of the arrays in a folder, which TensorStore stores in one database or in one folder per array.
+    """The metadata of the arrays in a folder, which TensorStore stores in one database or in one folder per array."""
 
-    Attributes:
-      has_all_chunks: Whether a missing chunk is lost. Otherwise it has zeros, which older releases do not store.
-    """
-
-    has_all_chunks = False
+    has_all_chunks = False  # so a missing chunk is lost. Otherwise it has zeros, which older releases do not store
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._roots = folder, roots.get()
@@ -141,15 +138,17 @@ class Headers:
 
     def _check_size(self, array: Any, stored: Stored) -> None:
         """Raise a ValueError if the values take more time or memory than those in files of this size can take."""
-        files = self._database_files() if self.has_database else self._files_of(stored.name)
-        n_stored = sum(_n_on_disk(path) for path in files)
+        n_stored = 0
+        for path in self._database_files() if self.has_database else self._files_of(stored.name):
+            status = path.stat()
+            # On the disk: the file may have a hole, and say that it is larger.
+            n_stored += min(status.st_size, max(512 * getattr(status, "st_blocks", 1 << 54), 4096))
         chunk = array.chunk_layout.read_chunk.shape or stored.shape  # None for a scalar
         n_chunks = math.prod(-(-size // n) for size, n in zip(stored.shape, chunk, strict=True) if n)
         n_bytes = n_chunks * math.prod(chunk) * stored.dtype.itemsize
         if n_bytes > _MOST_ALWAYS + _MOST_PACKED * n_stored or n_chunks > _MOST_CHUNKS + n_stored:
-            raise ValueError(
-                f"it would have {n_bytes:,} bytes in chunks of {tuple(chunk)}, and its files have {n_stored:,}"
-            )
+            chunks = f"{n_bytes:,} bytes in chunks of {tuple(chunk)}"
+            raise ValueError(f"it would have {chunks}, and its files have {n_stored:,}")
 
     def _database_files(self) -> Iterator[Path]:
         for path in (*self._folder.glob("d/*"), *self._folder.glob("ocdbt.process_*/d/*")):
@@ -191,12 +190,6 @@ class _Values(NamedTuple):
             yield np.asarray(array[i : min(i + n_rows, stored.shape[0])].read().result()).reshape(-1)
 
 
-def _n_on_disk(path: Path) -> int:
-    """The bytes that a file takes on the disk. It may have a hole, and say that it is larger."""
-    status = path.stat()
-    return min(status.st_size, max(512 * getattr(status, "st_blocks", 1 << 54), 4096))
-
-
 def _shape_and_dtype(name: str, text: bytes, header: str) -> tuple[tuple[int, ...], np.dtype]:
     shown = f"the array {visible(name, 100)!r}"
     if len(text) > _MOST_HEADER:
@@ -231,17 +224,11 @@ _MOST_LEVELS = 300
 
 
 class _JsonForm(NamedTuple):
-    """The syntax of a JSON container, for reading its values one by one.
+    """The syntax of a JSON container, for reading its values one by one."""
 
-    Attributes:
-      type: The Python type of the container.
-      next: Matches the text before each value.
-      before: Prefix that makes valid JSON of the text after the last value.
-    """
-
-    type: type
-    next: re.Pattern[str]
-    before: str
+    type: type  # of Python
+    next: re.Pattern[str]  # matches the text before each value
+    before: str  # makes valid JSON of the text after the last value
 
 
 _DICT = _JsonForm(dict, re.compile(r'\s*[{,]\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:\s*'), '{"":{')
@@ -309,8 +296,6 @@ def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
     root: dict[Any, Any] = {}
     inner: list[tuple[dict[Any, Any], Any]] = []  # the parent and key of each dict below, parents first
     for keys, leaf in leaves.items():
-        if not keys:
-            raise ValueError("its metadata has a leaf above others")
         node = root
         for key in keys[:-1]:
             if key not in node:
@@ -319,7 +304,7 @@ def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
             node = node[key]
             if type(node) is not _Node:
                 raise ValueError("its metadata has a leaf above others")
-        if keys[-1] in node:
+        if not keys or keys[-1] in node:
             raise ValueError("its metadata has a leaf above others")
         node[keys[-1]] = leaf
     for parent, key in reversed(inner):
@@ -420,7 +405,11 @@ def read_orbax(folder: Path) -> Any:
     """The tree; for a step with several items, a dict of them; for a folder of steps, a dict by step number."""
     if _UNFINISHED in folder.name:
         raise _unfinished(folder)
-    handlers = _handlers(folder)
+    handlers = None  # Orbax' name of the handler class that wrote the folder, or a dict of these names by item
+    if (path := folder / "_CHECKPOINT_METADATA").is_file():  # Orbax also restores without it
+        with contextlib.suppress(ValueError):
+            metadata = parse_json(read_bounded(path, _MOST_JSON), None)
+            handlers = metadata.get("item_handlers") if isinstance(metadata, dict) else None
     if _is_tree(folder):
         return _read_item(folder, handlers)
     names = folders(folder)
@@ -466,16 +455,6 @@ def _is_step(folder: Path) -> bool:
 _NO_ITEM = object()
 
 
-def _handlers(folder: Path) -> Any:
-    """Orbax' name of the handler class that wrote the folder, or a dict of these names by item."""
-    path = folder / "_CHECKPOINT_METADATA"
-    try:
-        metadata = parse_json(read_bounded(path, _MOST_JSON), None) if path.is_file() else None
-    except ValueError:  # Orbax also restores without it
-        return None
-    return metadata.get("item_handlers") if isinstance(metadata, dict) else None
-
-
 def _read_items(folder: Path, names: Iterable[str], handlers: Any) -> dict[str, Any]:
     item_handlers = handlers if isinstance(handlers, dict) else {}
     items = {name: _read_item(folder / name, item_handlers.get(name)) for name in names}
@@ -510,11 +489,15 @@ def _read_tree(folder: Path) -> Any:
             text = [read_bounded(path, _MOST_JSON)]  # popped, so that it can be freed
             headers.has_all_chunks = _ALL_CHUNKS.search(text[0]) is not None
             entries = [*entries_of(text.pop())]
-        texts = _texts(folder) if any(entry.kind == "string" for entry in entries) else {}
+        texts: Any = {}
+        if any(entry.kind == "string" for entry in entries) and (folder / "_strings.json").is_file():
+            texts = parse_json(read_bounded(folder / "_strings.json", _MOST_JSON))
+            texts = texts if isinstance(texts, dict) else {}
         names = [entry.name for entry in entries if entry.kind not in (*_EMPTY_NODES, "string")]
-        arrays = headers.read(names)
+        arrays: dict[str, Any] = {**headers.read(names)}
         if len(arrays) < len(names) and (folder / "checkpoint").is_file():  # aggregated
-            arrays = {**_by_names(read_msgpack(folder / "checkpoint")), **arrays}
+            for path, leaf in jax.tree_util.tree_leaves_with_path(read_msgpack(folder / "checkpoint")):
+                arrays.setdefault(".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path), leaf)
         for name, text in keys.items():
             if name in arrays:
                 arrays[name] = replace(arrays[name], text=text)
@@ -529,12 +512,6 @@ def _read_tree(folder: Path) -> Any:
     return _array_of(tree) if is_array else tree
 
 
-def _by_names(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree of dicts and lists, by dotted keys."""
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path): leaf for path, leaf in paths}
-
-
 def _random_keys(folder: Path) -> dict[str, str]:
     """A text for each array that was a PRNG key, by name."""
     texts: dict[str, str] = {}
@@ -543,12 +520,6 @@ def _random_keys(folder: Path) -> dict[str, str]:
             for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
                 texts[name] = f"the data of a PRNG key, {visible(kind, 50)}"
     return texts
-
-
-def _texts(folder: Path) -> dict[str, Any]:
-    path = folder / "_strings.json"
-    texts = parse_json(read_bounded(path, _MOST_JSON)) if path.is_file() else {}
-    return texts if isinstance(texts, dict) else {}
 
 
 def _leaf(entry: Entry, arrays: dict[str, Any], texts: dict[str, Any]) -> Any:

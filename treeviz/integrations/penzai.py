@@ -65,10 +65,8 @@ def _axes(array: Any) -> list[str]:
     n_axes = len(stored_attribute(array, "data_array").shape)
     named = stored_attribute(array, "named_axes")  # the last axes, in order
     if isinstance(named, dict):
-        return [""] * (n_axes - len(named)) + [_name(name) for name in named]
-    name_of_axis = {axis: name for name, axis in stored_attribute(array, "data_axis_for_name").items()}
-    return [_name(name_of_axis[i]) if i in name_of_axis else "" for i in range(n_axes)]
-
-
-def _name(name: Any) -> str:
-    return name if type(name) is str else value_text(name, 40)
+        name_of_axis = dict(enumerate(named, n_axes - len(named)))
+    else:
+        name_of_axis = {axis: name for name, axis in stored_attribute(array, "data_axis_for_name").items()}
+    names = [name_of_axis.get(i, "") for i in range(n_axes)]
+    return [name if type(name) is str else value_text(name, 40) for name in names]

@@ -17,6 +17,5 @@ def tree_class(node: Any) -> Description:
 
 @describes_from("pytreeclass._src.tree_mask", "_FrozenBase")
 def frozen(node: Any) -> Description:
-    return Description(
-        "static", type="frozen", text=f"#{static_text(stored_attribute(node, '__wrapped__'))}", static=()
-    )
+    text = f"#{static_text(stored_attribute(node, '__wrapped__'))}"
+    return Description("static", type="frozen", text=text, static=())

@@ -16,6 +16,5 @@ def tensor(leaf: Any) -> Description:
     n_bytes = 0 if shape is None else guarded(lambda: math.prod(shape) * int(leaf.dtype.size), lambda _: 0)
     parts = [str(guarded(lambda: leaf.device, lambda _: "")).rpartition("/device:")[2].lower()]
     parts += ["trainable"] if guarded(lambda: leaf.trainable, lambda _: False) is True else []
-    return Description(
-        "tensor", text=", ".join(filter(None, parts)), shape=shape, dtype=str(leaf.dtype.name), bytes=n_bytes
-    )
+    text = ", ".join(filter(None, parts))
+    return Description("tensor", text=text, shape=shape, dtype=str(leaf.dtype.name), bytes=n_bytes)

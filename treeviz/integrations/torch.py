@@ -21,11 +21,7 @@ _PARTS = {
 def tensor(leaf: Any) -> Description:
     shape = tuple(map(int, leaf.shape))
     layout = guarded(lambda: str(leaf.layout).removeprefix("torch."), lambda _: "strided")
-    parts = [
-        str(leaf.device),
-        *([layout] if layout in _PARTS else []),
-        *(["requires_grad"] if leaf.requires_grad else []),
-    ]
+    parts = [str(leaf.device), *[layout] * (layout in _PARTS), *["requires_grad"] * bool(leaf.requires_grad)]
     return Description(
         "tensor",
         text=", ".join(parts),

@@ -41,14 +41,14 @@ def read_torch(path: Path) -> Any:
 
 def read_torch_index(path: Path) -> Pairs:
     """The tensors of `pytorch_model.bin.index.json`, each from the file that the index names, in the same folder."""
-    return read_index(path, _named_tensors)
 
+    def named_tensors(path: Path) -> Pairs:
+        contents, converter = _loaded(path)
+        if not isinstance(contents, dict):
+            raise ValueError("it has no names")
+        return ((str(name), converter.tree(tensor, str(name), 1)) for name, tensor in contents.items())
 
-def _named_tensors(path: Path) -> Pairs:
-    contents, converter = _loaded(path)
-    if not isinstance(contents, dict):
-        raise ValueError("it has no names")
-    return ((str(name), converter.tree(tensor, str(name), 1)) for name, tensor in contents.items())
+    return read_index(path, named_tensors)
 
 
 def _loaded(path: Path) -> tuple[Any, _Converter]:
@@ -68,19 +68,15 @@ def _loaded(path: Path) -> tuple[Any, _Converter]:
         except Exception as error:
             message = str(error)
             if "weights_only" in message.lower() or "Unsupported" in message:
+                lines = [line.strip() for line in message.splitlines()]
+                refused = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0])
                 raise LoadError(
                     f"{visible(str(path), 1000)} holds more than tensors and plain values. treeviz does not open "
                     "it, since that runs the code in the file. Load it yourself, if you trust it, and call "
-                    f"treeviz.render(tree). ({visible(_refused_line(message), 200)})"
+                    f"treeviz.render(tree). ({visible(refused, 200)})"
                 ) from None
             raise ValueError(error_text(error)) from None
     return contents, _Converter(torch, path, state)
-
-
-def _refused_line(why: str) -> str:
-    """The line of PyTorch's message that names what it refuses."""
-    lines = [line.strip() for line in why.splitlines()]
-    return next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0] if lines else "")
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
@@ -161,8 +157,7 @@ class _Converter:
 
 def _nested(children: dict[Any, Any]) -> Any:
     """A dict of arrays with dotted names as a nested tree; other dicts unchanged."""
-    are_arrays = children and all(isinstance(key, str) and type(child) is Stored for key, child in children.items())
-    if are_arrays:
+    if children and all(isinstance(key, str) and type(child) is Stored for key, child in children.items()):
         return nested(with_scales(children))
     if children and set(children) == set(range(len(children))):  # the states of an optimizer
         return [children[i] for i in range(len(children))]

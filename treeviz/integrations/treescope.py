@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treeviz.analysis.details.drawing import Drawing, drawing
-from treeviz.analysis.details.sections import Window, in_rows
-from treeviz.analysis.stats.arrays import host_view
+from treeviz.analysis.details.sections import Window, copied, in_rows
 from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import KINDS
 from treeviz.tree.opaque import contents
@@ -156,13 +155,14 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Dr
     tracers, and arrays that are partly in another process have no picture. Only the drawn elements are copied.
 
     The documents contain scripts of treescope: show them in a sandboxed frame.
-
-    Args:
-      nodes: The node or leaf of each row, see `treeviz.tree.walk.scan`.
     """
     leaves = [row for row in np.flatnonzero(table.is_leaf).tolist() if KINDS[table[row].kind].has_values]
     arrays = {row: array_inside(nodes[row]) if table[row].kind == "variable" else nodes[row] for row in leaves}
-    candidates = [row for row, array in arrays.items() if _is_drawable(array)]
+    candidates = [
+        row
+        for row, array in arrays.items()
+        if is_drawable(array) and (not isinstance(array, jax.Array) or array.is_fully_addressable)
+    ]
     limit, candidates = _fair([int(arrays[row].size) for row in candidates], candidates)
     error = guarded(_import_error, lambda error: error) if candidates else None
     pictures, drawn = {}, {}  # a shared array is drawn once
@@ -177,24 +177,15 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Dr
     return pictures
 
 
-def _is_drawable(array: Any) -> bool:
-    return is_drawable(array) and (not isinstance(array, jax.Array) or array.is_fully_addressable)
-
-
 def is_drawable(node: Any) -> bool:
     """Whether the node is a non-empty array of numbers."""
     if isinstance(node, Tracer):
         return False
     if isinstance(node, jax.Array):
-        if jnp.issubdtype(node.dtype, jax.dtypes.extended) or node.is_deleted():
-            return False
-        return node.size > 0
-    is_array = isinstance(node, np.ndarray) or type(node) is Stored
-    return is_array and node.size > 0 and node.dtype.names is None and _is_number(node.dtype)
-
-
-def _is_number(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufc" or jnp.issubdtype(dtype, np.number)
+        return not jnp.issubdtype(node.dtype, jax.dtypes.extended) and not node.is_deleted() and node.size > 0
+    if not (isinstance(node, np.ndarray) or type(node) is Stored) or not node.size or node.dtype.names is not None:
+        return False
+    return node.dtype.kind in "biufc" or jnp.issubdtype(node.dtype, np.number)
 
 
 def _fair(sizes: Sequence[int], rows: list[int]) -> tuple[int, list[int]]:
@@ -218,15 +209,7 @@ def _part_of(array: Any, limit: int) -> tuple[np.ndarray, str, tuple[int, ...]]:
         index = ", ".join("…" if s == slice(None) else f"{s.start or 0}:{s.stop}" for s in shard.index)
         where = f"the shard on {shard.device.platform}:{shard.device.id}, [{index}]"
         starts = tuple(s.start or 0 for s in shard.index)
-    first = _first(part.shape, limit)
-    if _is_host(shard.device):
-        return np.array(host_view(part)[first]), where, starts
-    # sliced on the device, so that only the part is transferred
-    return np.array(jax.lax.slice(part, [0] * part.ndim, [s.stop for s in first])), where, starts
-
-
-def _is_host(device: Any) -> bool:
-    return device.platform == "cpu"
+    return copied(part, _first(part.shape, limit)), where, starts
 
 
 def _first(shape: tuple[int, ...], limit: int) -> tuple[slice, ...]:
@@ -244,12 +227,8 @@ def _first_values(
     starts: tuple[int, ...],
     dtype: str,
     shape: tuple[int, ...],
-    error: BaseException | None,
+    error: BaseException | None,  # of importing treescope
 ) -> str | Drawing:
-    """
-    Args:
-      error: What importing treescope has raised, if it has.
-    """
 
     def caption(part: np.ndarray) -> str:
         whole = where or ("" if part.shape == tuple(shape) else "it")
@@ -258,9 +237,7 @@ def _first_values(
     def itself(error: BaseException) -> Drawing:
         # Of many axes, what is first along all but the last two.
         last = part[(slice(0, 1),) * (part.ndim - 2)]
-        values, is_here = (
-            in_rows(values_of.reshape(last.shape[-2:])) for values_of in (last, np.ones(last.shape, bool))
-        )
+        values, is_here = in_rows(last.reshape(last.shape[-2:])), in_rows(np.ones(last.shape[-2:], bool))
         axes = (part.ndim - 2 if part.ndim > 1 else -1, part.ndim - 1)
         window = Window(values, is_here, axes, starts, last.shape, (), ())
         return _by_page(window, caption(last), error)
@@ -268,17 +245,16 @@ def _first_values(
     if error is not None:
         return itself(error)
     whole, drawn = (shape, part) if part.ndim else ((1,), part.reshape(1))
-    labels = {i: _axis_label(i, n, size) for i, (n, size) in enumerate(zip(drawn.shape, whole, strict=True))}
+    sizes = enumerate(zip(drawn.shape, whole, strict=True))
+    labels = {i: f"axis {i}: {n}" + (f" of {size}" if n != size else "") for i, (n, size) in sizes}
     return guarded(lambda: _by_treescope(drawn, labels, caption(part)), itself)
 
 
 def window_picture(window: Window, dtype: str) -> dict[str, Any]:
     """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails."""
     names = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
-    where = ", ".join(
-        f"{start}" if i not in window.axes else f"{start}:{start + size}"
-        for i, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True))
-    )
+    ranges = enumerate(zip(window.starts, window.sizes, strict=True))
+    where = ", ".join(f"{start}:{start + n}" if i in window.axes else f"{start}" for i, (start, n) in ranges)
     caption = f"[{where}] {dtype}"
     if len(window.devices) > 1:
         more = ["…"] * (len(window.devices) > 8)
@@ -301,9 +277,8 @@ def _by_treescope(part: np.ndarray, labels: dict[int, str], caption: str, valid:
     values, note = _as_drawn(part)
     trim = bool(np.isfinite(values).any())  # treescope warns of an empty mean if nothing is finite
     with _treescope() as treescope, np.errstate(all="ignore"):
-        figure = treescope.render_array(
-            values, valid_mask=valid, axis_labels=labels, pixels_per_cell=_cell(part), trim_outliers=trim
-        )
+        looks = {"axis_labels": labels, "pixels_per_cell": _cell(part), "trim_outliers": trim}
+        figure = treescope.render_array(values, valid_mask=valid, **looks)
         html = treescope.lowering.render_to_html_as_root(figure.treescope_part)
     return _framed(html, caption + note)
 
@@ -323,10 +298,6 @@ def _framed(drawn: str, caption: str) -> str:
 def _cell(part: np.ndarray) -> int:
     """Pixels of a cell; the signs of integers need 7."""
     return 7 if max(part.shape) <= 32 or not jnp.issubdtype(part.dtype, jnp.inexact) else 4
-
-
-def _axis_label(axis: int, n: int, size: int) -> str:
-    return f"axis {axis}: {n}" if n == size else f"axis {axis}: {n} of {size}"
 
 
 def _as_drawn(part: np.ndarray) -> tuple[np.ndarray, str]:

@@ -8,37 +8,23 @@ from typing import Any, NamedTuple
 from treeviz.api import render
 from treeviz.plugin.in_marimo import MarimoDisplay, is_marimo
 from treeviz.plugin.in_treescope import InTreescope
-from treeviz.plugin.shown import Magics, is_shown, name_of, print_failure
+from treeviz.plugin.shown import Magics, Wrapper, is_shown, name_of, print_failure
 from treeviz.plugin.trees_in_pdb import InShell
 from treeviz.tree.runtime import ipython_shell
 
 # The default display of an IPython shell: trees through treeviz, other values unchanged.
 
 
-class DefaultDisplay:
-    """Wraps the `format` of a shell's display formatter, until it is removed.
+class DefaultDisplay(Wrapper):
+    """Wraps the `format` of a shell's display formatter.
 
     It has priority over formatters registered before or after it, such as by `treescope.register_as_default`.
-
-    Args:
-      render: Makes the view of a tree, from the tree and its name.
-      before_others: Called before another display is asked.
+    `render` makes the view of a tree, from the tree and its name; `before_others` is called before another display.
     """
 
     def __init__(self, shell: Any, render: Callable[[Any, str], Any], before_others: Callable[[], None]) -> None:
         self._shell, self._render, self._before_others = shell, render, before_others
-        self._formatter = shell.display_formatter
-        self._before = self._formatter.format
-        self._is_on = True
-        self._formatter.format = self._ours = self._format
-
-    def remove(self) -> None:
-        """Restore the original. If others have wrapped it since, their wrappers stay and this one passes through."""
-        self._is_on = False
-        if vars(self._formatter).get("format") is self._ours:
-            del self._formatter.format
-            if self._formatter.format != self._before:  # it was wrapped before
-                self._formatter.format = self._before
+        super().__init__(shell.display_formatter, "format", self._format)
 
     def _format(self, value: Any, include: Any = None, exclude: Any = None) -> Any:
         if self._is_on:
@@ -90,9 +76,8 @@ def load_ipython_extension(shell: Any) -> None:
     treescope.update()
     # treescope may be imported later.
     shell.events.register("pre_run_cell", treescope.update)
-    display = DefaultDisplay(
-        shell, lambda tree, name: render(tree, name=name, **settings.options()), before_others=treescope.update
-    )
+    make_view = lambda tree, name: render(tree, name=name, **settings.options())  # noqa: E731
+    display = DefaultDisplay(shell, make_view, before_others=treescope.update)
     _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope, InShell(shell)))
     if not settings.explain_errors:
         print("treeviz: trees are displayed. %config TreeViz.explain_errors = True also explains errors of JAX.")

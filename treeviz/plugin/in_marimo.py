@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treeviz.plugin.shown import is_shown, name_of, print_failure
+from treeviz.plugin.shown import Wrapper, is_shown, name_of, print_failure
 from treeviz.tree.runtime import PrivateName, missing_names, why_missing
 
 # marimo selects formatters by class, but whether a dict is a tree depends on its contents.
@@ -21,11 +21,8 @@ def is_marimo() -> bool:
     return "marimo" in sys.modules and sys.modules["marimo"].running_in_notebook()
 
 
-class MarimoDisplay:
-    """Wraps the `get_formatter` of marimo's formatters, until it is removed.
-
-    Args:
-      render: Makes the view of a tree, from the tree and its name.
+class MarimoDisplay(Wrapper):
+    """Wraps the `get_formatter` of marimo's formatters. `render` makes the view of a tree, from the tree and its name.
 
     Raises:
       RuntimeError: This release of marimo has moved its formatters.
@@ -38,17 +35,7 @@ class MarimoDisplay:
         from marimo._output import formatting
 
         self._render, self._marimo = render, formatting
-        self._before = formatting.FORMATTERS.get_formatter
-        self._is_on = True
-        formatting.FORMATTERS.get_formatter = self._ours = self._get_formatter
-
-    def remove(self) -> None:
-        """Restore the original. If others have wrapped it since, their wrappers stay and this one passes through."""
-        self._is_on = False
-        if vars(self._marimo.FORMATTERS).get("get_formatter") is self._ours:
-            del self._marimo.FORMATTERS.get_formatter
-            if self._marimo.FORMATTERS.get_formatter != self._before:  # it was wrapped before
-                self._marimo.FORMATTERS.get_formatter = self._before
+        super().__init__(formatting.FORMATTERS, "get_formatter", self._get_formatter)
 
     def _get_formatter(self, obj: Any) -> Any:
         try:

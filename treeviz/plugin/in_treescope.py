@@ -17,7 +17,7 @@ from treeviz.plugin.shown import is_tree, print_failure
 from treeviz.prepare import scanned
 from treeviz.tree.describers import DISPLAY
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import bytes_text, count_text, is_any
+from treeviz.tree.text import bytes_text, count_text, counted, is_any
 from treeviz.views.tree_view import TreeView
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})  # most nodes: a fast path
@@ -39,9 +39,8 @@ class InTreescope:
         active = _active_renderer()
         try:
             if active is not None and not self._has_failed and self._hook not in active.get().wrapper_hooks:
-                active.set_globally(
-                    active.get().extended_with(wrapper_hooks=[self._hook], context_builders=[self._rendering])
-                )
+                extended = active.get().extended_with(wrapper_hooks=[self._hook], context_builders=[self._rendering])
+                active.set_globally(extended)
         except Exception as error:
             self._has_failed = True
             print_failure("nothing is added to treescope's output", error)
@@ -103,7 +102,14 @@ def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
     For a node with one leaf, only the findings, since the leaf shows its own size.
     """
     n_leaves, n_elements, n_bytes = (table.rolled(table.columns[name]) for name in ("leaves", "elements", "bytes"))
-    counts_by_rule = _findings_inside(table, nodes)
+    rows_of_rule: dict[str, list[int]] = {}
+    for rule, findings in run_rules(Checked(table, nodes)):
+        for finding in findings:
+            if (finding.level or rule.level) != "info":
+                rows_of_rule.setdefault(rule.code, []).append(finding.row)
+    in_rows = {code: np.bincount(rows, minlength=len(table)) for code, rows in rows_of_rule.items()}
+    before = {code: np.append(0, np.cumsum(counts)) for code, counts in in_rows.items()}
+    counts_by_rule = {code: n[table.end] - n[:-1] for code, n in before.items()}
     texts = {}
     for row in np.flatnonzero(~table.is_leaf).tolist():
         n_by_rule = {code: int(n[row]) for code, n in counts_by_rule.items() if n[row]}
@@ -113,18 +119,6 @@ def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
             parts = [f"{count_text(int(n[row]))} {one if n[row] == 1 else more}" for n, one, more in counts]
             parts.append(bytes_text(int(n_bytes[row])))
         if n_by_rule:
-            n = sum(n_by_rule.values())
-            parts.append(f"{n:,} finding{'s' * (n > 1)}: {', '.join(sorted(n_by_rule))}")
+            parts.append(f"{counted(sum(n_by_rule.values()), 'finding')}: {', '.join(sorted(n_by_rule))}")
         texts[row] = " · ".join(parts)
     return texts
-
-
-def _findings_inside(table: TreeTable, nodes: list[Any]) -> dict[str, np.ndarray]:
-    """For each rule's code, the number of its findings in the subtree of each row; without "info" findings."""
-    rows: dict[str, list[int]] = {}
-    for rule, findings in run_rules(Checked(table, nodes)):
-        for finding in findings:
-            if (finding.level or rule.level) != "info":
-                rows.setdefault(rule.code, []).append(finding.row)
-    cumulative = {code: np.append(0, np.cumsum(np.bincount(hits, minlength=len(table)))) for code, hits in rows.items()}
-    return {code: n[table.end] - n[:-1] for code, n in cumulative.items()}

@@ -38,35 +38,48 @@ def is_tree(value: Any) -> bool:
     while pending and n_seen < _MOST_INSPECTED:
         node = pending.popleft()
         n_seen += 1
-        if _is_registered(node) or (n_seen > 1 and isinstance(node, _ARRAYS)):
-            return True
-        if is_any(type(node), _BUILTIN) or _is_namedtuple(node):
+        is_namedtuple = isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
+        if is_any(type(node), _BUILTIN) or is_namedtuple:
             children = list(node.values()) if isinstance(node, dict) else list(node)
             pending.extend(children[: _MOST_INSPECTED - n_seen])
+        elif isinstance(node, _ARRAYS):
+            if n_seen > 1:
+                return True
+        elif node is not None and one_level(node)[1] is not None:  # of a registered class
+            return True
     return False
 
 
 def name_of(value: Any, variables: dict[str, Any]) -> str:
     """The name of the user's variable that holds the value, so that copied expressions run; "tree" if none does."""
-    for name, other in list(variables.items()):
-        if other is value and not name.startswith("_"):
-            return name
-    return "tree"
-
-
-def _is_registered(node: Any) -> bool:
-    if node is None or is_any(type(node), _BUILTIN) or _is_namedtuple(node) or isinstance(node, _ARRAYS):
-        return False
-    return one_level(node)[1] is not None
-
-
-def _is_namedtuple(node: Any) -> bool:
-    return isinstance(node, tuple) and isinstance(getattr(type(node), "_fields", None), tuple)
+    names = (name for name, other in list(variables.items()) if other is value and not name.startswith("_"))
+    return next(names, "tree")
 
 
 def print_failure(consequence: str, error: Exception) -> None:
     """Print one line on standard error: a display failed, and what follows from that."""
     print(f"treeviz: {consequence}, since it failed with {error_text(error)}", file=sys.stderr)
+
+
+class Wrapper:
+    """Replaces a method of an object, until it is removed.
+
+    If others have wrapped it since, their wrappers stay, and this one passes through.
+    """
+
+    def __init__(self, owner: Any, name: str, ours: Callable) -> None:
+        self._owner, self._name, self._ours = owner, name, ours
+        self._before: Any = getattr(owner, name)
+        self._is_on = True
+        setattr(owner, name, ours)
+
+    def remove(self) -> None:
+        """Restore the original."""
+        self._is_on = False
+        if vars(self._owner).get(self._name) is self._ours:
+            delattr(self._owner, self._name)
+            if getattr(self._owner, self._name) != self._before:  # it was wrapped before
+                setattr(self._owner, self._name, self._before)
 
 
 # The settings of the default display: `%config TreeViz`.

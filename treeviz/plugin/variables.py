@@ -21,9 +21,7 @@ class Summaries:
         {'w': Array([[0.1, …    becomes    dict · 2 leaves · 16 elements · 64 B · float32 100 %
 
     Walks at most 10,000 rows or 50 ms of each tree, and reads no values. Other variables are shown as usual.
-
-    Args:
-      has_another: Returns whether another provider presents a class, which then takes precedence.
+    `has_another` returns whether another provider presents a class, which then takes precedence.
     """
 
     def __init__(self, has_another: Callable[[type, str], bool] = lambda cls, name: False) -> None:
