@@ -1,5 +1,6 @@
 """The visual debugger for JAX pytrees."""
 
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from treeviz.tree import library_loaders as _library_loaders
@@ -90,64 +91,40 @@ __all__ = [
 
 # Imported at first use: showing a file needs little of it, and no JAX.
 _LATER = {
-    "TreeFinding": "treeviz.analysis.checks.rule",
-    "Difference": "treeviz.analysis.compare.difference",
-    "column": "treeviz.analysis.user_columns",
-    "check": "treeviz.api",
-    "explore": "treeviz.api",
-    "overlay": "treeviz.api",
-    "render": "treeviz.api",
-    "stackable": "treeviz.api",
-    "walk": "treeviz.api",
-    "TreeDiff": "treeviz.differ",
-    "assert_same": "treeviz.differ",
-    "diff": "treeviz.differ",
-    "explain_map": "treeviz.differ",
-    "explain_errors": "treeviz.explainer.explain",
-    "GradientInspector": "treeviz.inspector.inspector",
-    "inspect_gradients": "treeviz.integrations.optax",
-    "TreeOverlay": "treeviz.api",
-    "load_ipython_extension": "treeviz.plugin.extension",
-    "register_as_default": "treeviz.plugin.extension",
-    "unload_ipython_extension": "treeviz.plugin.extension",
-    "unregister": "treeviz.plugin.extension",
-    "read": "treeviz.reader",
-    "forecast": "treeviz.steps.compiles.forecast",
-    "watch_compiles": "treeviz.steps.compiles.watch",
-    "Finding": "treeviz.steps.findings.finding",
-    "Thresholds": "treeviz.steps.findings.finding",
-    "measure": "treeviz.steps.measure",
-    "FULL": "treeviz.steps.statistics",
-    "HISTOGRAM": "treeviz.steps.statistics",
-    "LIGHT": "treeviz.steps.statistics",
-    "StopTraining": "treeviz.steps.statistics",
-    "tap": "treeviz.steps.tracing.jitted",
-    "CannotWatch": "treeviz.steps.tracing.watch",
-    "Column": "treeviz.tree.facts",
-    "Description": "treeviz.tree.describers",
-    "describes": "treeviz.tree.describers",
-    "child": "treeviz.tree.level",
-    "TreeTable": "treeviz.tree.table",
-    "TreeView": "treeviz.views.tree_view",
+    "analysis.checks.rule": ("TreeFinding",),
+    "analysis.compare.difference": ("Difference",),
+    "analysis.user_columns": ("column",),
+    "api": ("TreeOverlay", "check", "explore", "overlay", "render", "stackable", "walk"),
+    "differ": ("TreeDiff", "assert_same", "diff", "explain_map"),
+    "explainer.explain": ("explain_errors",),
+    "inspector.inspector": ("GradientInspector",),
+    "integrations.optax": ("inspect_gradients",),
+    "plugin.extension": ("load_ipython_extension", "register_as_default", "unload_ipython_extension", "unregister"),
+    "reader": ("read",),
+    "steps.compiles.forecast": ("forecast",),
+    "steps.compiles.watch": ("watch_compiles",),
+    "steps.findings.finding": ("Finding", "Thresholds"),
+    "steps.measure": ("measure",),
+    "steps.statistics": ("FULL", "HISTOGRAM", "LIGHT", "StopTraining"),
+    "steps.tracing.jitted": ("tap",),
+    "steps.tracing.watch": ("CannotWatch",),
+    "tree.describers": ("Description", "describes"),
+    "tree.facts": ("Column",),
+    "tree.level": ("child",),
+    "tree.table": ("TreeTable",),
+    "views.tree_view": ("TreeView",),
 }
 
 
-def _load_libraries() -> None:
-    from treeviz.integrations import load
-
-    load()
-
-
-_library_loaders.append(_load_libraries)
+_library_loaders.append(lambda: _import_module("treeviz.integrations").load())
 
 
 def __getattr__(name: str):
-    if name not in _LATER:
-        raise AttributeError(f"module 'treeviz' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+    for module, names in _LATER.items():
+        if name in names:
+            value = globals()[name] = getattr(_import_module(f"treeviz.{module}"), name)
+            return value
+    raise AttributeError(f"module 'treeviz' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

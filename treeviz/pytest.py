@@ -26,21 +26,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     """Add the explanation to the report of a test that failed."""
     report = yield
     if call.excinfo is not None and report.failed:
-        from treeviz.explainer.explain import add_explanation
+        from treeviz.explainer.explain import add_explanation, fitted
 
         text = explain_comparison(call.excinfo.value) or add_explanation(call.excinfo.value)
         if text:
-            report.sections.append(("treeviz", _in_terminal(text, item.config)))
+            reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+            is_shown = reporter is not None and reporter.isatty
+            width = item.config.get_terminal_writer().fullwidth if is_shown else None
+            report.sections.append(("treeviz", fitted(text, width)))
     return report
-
-
-def _in_terminal(text: str, config: pytest.Config) -> str:
-    """The explanation, wrapped to the width of pytest's lines if they go to a terminal."""
-    from treeviz.explainer.explain import fitted
-
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    is_shown = reporter is not None and reporter.isatty
-    return fitted(text, config.get_terminal_writer().fullwidth if is_shown else None)
 
 
 def explain_comparison(error: BaseException) -> str:

@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(tmp_path, capsys, n
 
 def test_a_fault_of_treeviz_is_no_difference(monkeypatch, capsys):
     assert (output.SAME, output.DIFFERENT, output.TROUBLE) == (0, 1, 2), "as the guide says"
-    monkeypatch.setattr("treeviz.cli.doctor._problems", lambda: {}["x"])
+    monkeypatch.setattr("treeviz.cli.doctor._distributions", lambda: {}["x"])
     assert main(["doctor"]) == output.TROUBLE
     assert "KeyError: 'x'" in capsys.readouterr().err
 

@@ -53,7 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (OSError, ValueError, ImportError, MemoryError) as error:
         drop_output()
-        return _trouble(error)
+        text = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        print_error(f"treeviz: {one_line(text)}")
+        return TROUBLE
     except Exception:  # a fault of treeviz or of the user's class. Python's own status, 1, would be a difference
         drop_output()
         traceback.print_exc()
@@ -82,12 +86,3 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
             parser.error(f"there is no command and no file {arguments[0]!r}; did you mean {near[0]}?")
         arguments = ["show", *arguments]
     return parser.parse_args(arguments)
-
-
-def _trouble(error: Exception) -> int:
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    else:
-        text = str(error) or type(error).__name__
-    print_error(f"treeviz: {one_line(text)}")
-    return TROUBLE

@@ -34,7 +34,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     del options
-    problems = _problems()
+    others = [name for name in _distributions() if name != "jax-treeviz"]
+    problems = [f"{name} also provides the import name treeviz: pip uninstall {name}" for name in others]
+    problems += [f"{name} is not installed" for name in _NEEDED if not _version(name)]
     lines = [f"{name:<14}{value}" for name, value in _facts().items()]
     print_text("\n".join([*lines, *(f"problem: {text}" for text in problems), *(f"note: {text}" for text in _notes())]))
     return DIFFERENT if problems else SAME
@@ -44,6 +46,7 @@ def _facts() -> dict[str, str]:
     import platform
 
     import treeviz
+    from treeviz.views.html.bundle import BUNDLES, packed_file
 
     facts = {"treeviz": f"{treeviz.__version__} in {Path(treeviz.__file__).parent}"}
     facts["installed by"] = ", ".join(_distributions()) or "no distribution: it is imported from a folder"
@@ -51,18 +54,12 @@ def _facts() -> dict[str, str]:
     facts |= {name: _version(name) or "not installed" for name in _NEEDED}
     facts["tested with"] = f"jax {', '.join(TESTED_JAX)}; Python {', '.join(TESTED_PYTHON)}"
     facts["others"] = ", ".join(f"{name} {version}" for name in _OTHERS if (version := _version(name))) or "none"
-    facts["front end"] = _front_end()
+    # Whether pages carry the front end as it is minified for a release.
+    is_minified = all(packed_file(bundle).exists() for bundle in BUNDLES)
+    checkout = "as in a checkout: pages are a third larger than those of a release"
+    facts["front end"] = "minified" if is_minified else checkout
     facts["shell"] = _shell()
     return facts
-
-
-def _problems() -> list[str]:
-    problems = [
-        f"{name} also provides the import name treeviz: pip uninstall {name}"
-        for name in _distributions()
-        if name != "jax-treeviz"
-    ]
-    return problems + [f"{name} is not installed" for name in _NEEDED if not _version(name)]
 
 
 def _notes() -> list[str]:
@@ -99,14 +96,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _front_end() -> str:
-    """Whether pages carry the front end as it is minified for a release."""
-    from treeviz.views.html.bundle import BUNDLES, packed_file
-
-    missing = [bundle for bundle in BUNDLES if not packed_file(bundle).exists()]
-    return "minified" if not missing else "as in a checkout: pages are a third larger than those of a release"
 
 
 def _shell() -> str:

@@ -12,18 +12,13 @@ from treeviz.tree.text import visible
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        "grads",
-        help="the gradients of a run, or where two runs diverge",
-        description="Show the gradients of a run. For two runs: the first step and leaf where they diverge, the ratio "
-        "of their norms over the steps, and their losses.",
+    about = (
+        "Show the gradients of a run. For two runs: the first step and leaf where they diverge, the ratio of their "
+        "norms over the steps, and their losses."
     )
-    parser.add_argument(
-        "run_file",
-        metavar="RUN",
-        type=Path,
-        help="a .treeviz file, written by inspector.save or inspector.keep",
-    )
+    parser = commands.add_parser("grads", help="the gradients of a run, or where two runs diverge", description=about)
+    written = "a .treeviz file, written by inspector.save or inspector.keep"
+    parser.add_argument("run_file", metavar="RUN", type=Path, help=written)
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="the tree to show or compare, if there are several")
     add_rows(parser)

@@ -34,11 +34,7 @@ _MOST_IN_SUMMARY = 200  # rows; GitHub accepts 1 MB
 
 
 def add_outputs(parser: argparse.ArgumentParser, **overrides: str | None) -> None:
-    """Declare the output options of a command.
-
-    Args:
-      overrides: Help texts that differ for this command, by option; None if it lacks the option.
-    """
+    """Declare the output options of a command, with help texts that differ for it; None if it lacks the option."""
     outputs = parser.add_argument_group("output", "OUT is a file, or - for standard output.")
     for name, content in {**_HELP, **overrides}.items():
         if content is None:
@@ -56,12 +52,7 @@ def check_outputs(options: argparse.Namespace) -> None:
     from treeviz.reader import names_a_format
 
     given = [getattr(options, name, None) for name in ("what", "file", "files", "run_file", "other")]
-    inputs = [
-        Path(file)
-        for argument in given
-        if argument
-        for file in (argument if isinstance(argument, list) else [argument])
-    ]
+    inputs = [Path(file) for files in given if files for file in (files if isinstance(files, list) else [files])]
     for name, suffix in _SUFFIXES.items():
         if (out := getattr(options, name, None)) in (None, "-"):
             continue
@@ -106,11 +97,9 @@ def deliver(
     make_text: Callable[[], str | Iterable[str]],
     summary: Callable[[], str] | None = None,
 ) -> None:
-    """Write the requested outputs. Unless one of them is standard output, also print a text.
+    """Write the requested outputs. Unless one of them is standard output, also print a text, or its lines.
 
-    Args:
-      make_text: Returns that text or its lines.
-      summary: Returns the Markdown for the summary of a job; by default the first rows.
+    `summary` returns the Markdown for the summary of a job; by default that is the first rows.
     """
     from treeviz.views.view import open_page, write
 

@@ -51,11 +51,8 @@ def add_list(
     top: str = "list the first N rows; without --find or --sort the N largest leaves",
 ) -> None:
     """Declare the options that list rows."""
-    parser.add_argument(
-        "--find",
-        metavar="QUERY",
-        help="list the rows that match a query of the page's search box: 'bytes:>100M', kernel …",
-    )
+    query = "list the rows that match a query of the page's search box: 'bytes:>100M', kernel …"
+    parser.add_argument("--find", metavar="QUERY", help=query)
     parser.add_argument("--sort", metavar="COLUMN", help=sort)
     parser.add_argument("--top", metavar="N", type=number("rows"), help=top)
 
@@ -63,14 +60,8 @@ def add_list(
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_rows(parser)
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
-    parser.add_argument(
-        "--stacked",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="arrays with all layers along their first axis, for example 'layers/*': show a row for each layer; "
-        "repeatable",
-    )
+    stacked = "arrays with all layers along their first axis, for example 'layers/*': show a row for each layer"
+    parser.add_argument("--stacked", metavar="GLOB", action="append", default=[], help=f"{stacked}; repeatable")
     parser.add_argument("--whole", action="store_true", help="read the whole tree, however long that takes")
     add_outputs(parser)
 
@@ -109,15 +100,22 @@ def with_run_options(view: TreeView, options: argparse.Namespace) -> TreeView:
 
 def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -> int:
     """Show a tree, or list rows of it."""
+    # Not from `treeviz.api`, which would import JAX.
+    from treeviz.prepare import prepare
     from treeviz.tree.query.find import VALUE_STATISTICS, needs_values
     from treeviz.tree.runtime import gc_paused
+    from treeviz.views.tree_view import TreeView
 
     # A query or column of values needs the statistics.
-    names = [*(options.columns or "").split(","), options.sort]
+    columns = None if options.columns is None else options.columns.split(",")
     options.stats |= options.find is not None and needs_values(options.find)
-    options.stats |= bool(set(VALUE_STATISTICS).intersection(names))
+    options.stats |= not {*VALUE_STATISTICS}.isdisjoint([*(columns or ()), options.sort])
+    whole, stacked = options.whole or is_list(options), options.stacked
     with gc_paused():
-        return shown(_view(make_tree(), name, options, options.whole or is_list(options)), options)
+        tree, totals = make_tree(), whole or not options.stats  # totals must cover the whole checkpoint
+        with stacks_of(getattr(options, "what", "demo")):
+            prepared = prepare(tree, name=name, stats=options.stats, columns=columns, stacked=stacked, whole=totals)
+        return shown(TreeView(prepared.table, prepared.columns, depth=options.depth, whole=whole), options)
 
 
 def is_list(options: argparse.Namespace) -> bool:
@@ -127,8 +125,7 @@ def is_list(options: argparse.Namespace) -> bool:
 def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] | None = None) -> int:
     """Deliver a view or a list of its rows. Returns the exit status: whether a row matches.
 
-    Args:
-      text: Returns the text that a terminal shows instead of the first rows.
+    `text` returns what a terminal shows instead of the first rows.
     """
     if is_list(options):
         sort = options.sort or ("bytes" if options.find is None else None)
@@ -140,24 +137,6 @@ def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] |
     return SAME
 
 
-def _view(tree: Any, name: str, options: argparse.Namespace, whole: bool) -> TreeView:
-    # Not from `treeviz.api`, which would import JAX.
-    from treeviz.prepare import prepare
-    from treeviz.views.tree_view import TreeView
-
-    columns = None if options.columns is None else options.columns.split(",")
-    with stacks_of(getattr(options, "what", "demo")):
-        prepared = prepare(
-            tree,
-            name=name,
-            stats=options.stats,
-            columns=columns,
-            stacked=options.stacked,
-            whole=whole or not options.stats,  # totals must cover the whole checkpoint
-        )
-    return TreeView(prepared.table, prepared.columns, depth=options.depth, whole=whole)
-
-
 def deliver_list(
     view: TreeView,
     options: argparse.Namespace,
@@ -167,14 +146,10 @@ def deliver_list(
 ) -> int:
     """Deliver a view; as text, one line per matching row, with its numbers. Returns the number of these rows.
 
-    A query that compares numbers lists leaves, and nodes only if no leaf matches.
-
-    Args:
-      rows: The rows to list if there is no query.
-      sort: The column to sort by, the largest value first.
-      describe: Returns the description of a row.
+    Without a query, these are `rows`. A query that compares numbers lists leaves, and nodes only if no leaf matches.
     """
     from treeviz.tree.query.find import compared_columns, nearest, needs_values, unread
+    from treeviz.tree.text import counted
     from treeviz.views.text.cells import BAD, WRITE
 
     columns = [] if options.find is None else compared_columns(view.table, options.find)
@@ -191,18 +166,13 @@ def deliver_list(
         known = [row for row in rows if _is_bad(column, row) or not math.isnan(values[row.number])]
         rows = sorted(known, key=lambda row: (0, 0) if _is_bad(column, row) else (1, -values[row.number]))
     shown = [(column, WRITE[column.format], view.table.rolled(column)) for column in columns]
-    lines = [
-        "".join(
-            f"{BAD if _is_bad(each, row) else text(values[row.number].item()):>9}  " for each, text, values in shown
-        )
-        + f"{row.expression}  {describe(row)}"
-        for row in rows[: options.top]
-    ]
+    lines = []
+    for row in rows[: options.top]:
+        cells = [BAD if _is_bad(column, row) else write(of[row.number].item()) for column, write, of in shown]
+        lines.append("".join(f"{cell:>9}  " for cell in cells) + f"{row.expression}  {describe(row)}")
     if options.find is not None:
         n_unread = int(unread(view.table).sum()) if needs_values(options.find) else 0
-        unread_text = (
-            f"; the values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read" if n_unread else ""
-        )
+        unread_text = f"; the values of {counted(n_unread, 'leaf', 'leaves')} were not read" if n_unread else ""
         near = "" if n_matches else nearest(view.table, options.find)
         hint = f". Did you mean --find {shlex.quote(one_line(near))}?" if near else ""
         print_error(f"{n_matches:,} of {len(view.table):,} rows match{unread_text}{hint}")

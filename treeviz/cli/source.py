@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import shlex
@@ -80,19 +79,11 @@ def end() -> None:
 
 
 def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "", **options: Any) -> None:
-    """Declare the arguments for the files.
-
-    Args:
-      extra_format: A further format that this command reads, for the help text.
-    """
+    """Declare the arguments for the files; `extra_format` is one that this command reads, too."""
     from treeviz.reader import READERS
 
-    others = [
-        "an Orbax or .safetensors folder",
-        *([extra_format] if extra_format else []),
-        "or a Python object, package.module:name",
-    ]
-    formats = "; ".join([", ".join(READERS), *others])
+    folders, objects = "an Orbax or .safetensors folder", "or a Python object, package.module:name"
+    formats = "; ".join(filter(None, (", ".join(READERS), folders, extra_format, objects)))
     parser.add_argument(name, metavar="FILE", help=formats, **options)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that returns it")
     parser.add_argument("--follow-links", action="store_true", help="follow links that lead out of a folder")
@@ -134,7 +125,7 @@ def name_of(source: str) -> str:
     return identifier(source)
 
 
-@contextlib.contextmanager
+@contextmanager
 def stacks_of(source: str) -> Iterator[None]:
     """Rewrites the error about a --stacked glob without arrays for users of the command."""
     from treeviz.tree.layers import NoStack
