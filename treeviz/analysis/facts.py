@@ -299,15 +299,11 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
         groups_here = groups.setdefault(name, {})
         entries.setdefault(name, []).append((code, groups_here.setdefault(devices, len(groups_here)), n_bytes))
     memories = {}
-    nothing = Memory([], np.full(len(table.facts), -1), np.zeros(len(table.facts), dtype=np.int64))
     for name in (DEFAULT, *sorted({*entries} - {DEFAULT, HOST, NOWHERE}), HOST, NOWHERE):
-        if name not in entries:
-            memories[name] = nothing
-            continue
-        group, n_bytes = nothing.group.copy(), [0] * len(table.facts)
-        for code, group_index, size in entries[name]:
+        group, n_bytes = np.full(len(table.facts), -1), [0] * len(table.facts)
+        for code, group_index, size in entries.get(name, ()):
             group[code], n_bytes[code] = group_index, size
-        groups_here = [*groups[name]]
+        groups_here = [*groups.get(name, ())]
         sizes = {size for platform, ids in groups_here if not platform for size in ids}
         within = lambda ids, sizes=sizes: frozenset(size for size in sizes if size <= max(ids))  # noqa: E731
         covered = [(platform, ids if platform else within(ids)) for platform, ids in groups_here]
@@ -325,12 +321,10 @@ def shard_bytes(facts: Facts) -> int:
     shard_shape = () if facts.sharding is None else facts.sharding.shard_shape
     if shard_shape == facts.shape:
         return facts.bytes
-    whole = part = 1
-    for size, size_of_part in zip(facts.shape or (), shard_shape, strict=True):
-        if not (isinstance(size, int) and isinstance(size_of_part, int)):
-            return 0  # a symbolic dimension has no size yet
-        whole, part = whole * size, part * size_of_part
-    return facts.bytes * part // whole if whole else 0
+    if not all(isinstance(size, int) for size in (*(facts.shape or ()), *shard_shape)):
+        return 0  # a symbolic dimension has no size yet
+    whole = math.prod(facts.shape or ())
+    return facts.bytes * math.prod(shard_shape) // whole if whole else 0
 
 
 def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
@@ -392,13 +386,11 @@ def held_in(table: TreeTable, memory: Memory) -> Held:
     low, high = _Extreme(len(nodes), least=True), _Extreme(len(nodes), least=False)
     n_of_nodes = np.zeros(len(nodes))
     for which, devices in enumerate(device_sets):
-        is_member = np.zeros(len(memory.groups), dtype=bool)
-        is_member[[*devices.groups]] = True
-        chosen = np.flatnonzero(is_member[group])
-        parents = _above(table, rows[chosen])
+        chosen = np.flatnonzero(np.isin(group, devices.groups))
+        inner = rows[chosen]
+        parents = _above(table, inner)
         positions = np.arange(len(nodes)) if parents is None else np.searchsorted(nodes, parents)
         before = np.concatenate([n_bytes[:1] * 0, np.cumsum(n_bytes[chosen])])
-        inner = rows[chosen]
         first = np.searchsorted(inner, nodes[positions])
         last = np.searchsorted(inner, table.end[nodes[positions]])
         positions, totals = positions[last > first], (before[last] - before[first])[last > first]

@@ -286,7 +286,8 @@ def explain_branches(frame_vars: Variables, calls: Calls) -> Answer:
 
 def _strong(treedef: Any, avals: Iterable[Any]) -> JitType:
     """A type without weak types, which `cond`, loops and tangents ignore."""
-    return JitType(treedef, [LeafType(without_weak_type(aval)) for aval in avals])
+    strong = [guarded(lambda aval=aval: aval.strip_weak_type(), lambda _, aval=aval: aval) for aval in avals]
+    return JitType(treedef, [LeafType(aval) for aval in strong])
 
 
 def _strong_type(tree: Any) -> JitType:
@@ -347,10 +348,6 @@ def _explain_lengths(title: str, leaves: Sequence[tuple[str, Any]], axis: int, u
         for (path, leaf), n in zip(leaves, lengths, strict=True)
         if n != usual
     ]
-
-
-def without_weak_type(aval: Any) -> Any:
-    return guarded(lambda: aval.strip_weak_type(), lambda _: aval)
 
 
 _TAKE_ARRAYS = {

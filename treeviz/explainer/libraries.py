@@ -499,27 +499,23 @@ _FUNCTIONS_OF_TREES = "mask", "param_labels"
 def explain_optax_arguments(error: BaseException) -> Answer:
     """Arguments of `optax.masked` and `multi_transform` that are swapped, or called with all parameters."""
     frames = [frame for frame in frames_of(error) if not is_of_jax(frame)]
-    of_optax = ["/optax/" in frame.f_code.co_filename.replace("\\", "/") for frame in frames]
-    if not any(of_optax):
-        return NO_ANSWER
+    of_optax = ["/optax/" in file_of(frame) for frame in frames]
     last = max(i for i, is_inside in enumerate(of_optax) if is_inside)
     for frame, is_inside in zip(frames, of_optax, strict=True):
         frame_vars = dict(frame.f_locals) if is_inside else {}
         for first, second, needed in (("inner", "mask", "init"), ("transforms", "param_labels", "items")):
             if {first, second} <= frame_vars.keys() and getattr(error, "name", "") == needed and of_optax[-1]:
-                return f"optax takes {first} first, then {second}", [
-                    f"{name}: {class_name(type(frame_vars[name]))}" for name in (first, second)
-                ]
+                lines = [f"{name}: {class_name(type(frame_vars[name]))}" for name in (first, second)]
+                return f"optax takes {first} first, then {second}", lines
     frame_vars = dict(frames[last].f_locals)
     name = next((name for name in _FUNCTIONS_OF_TREES if callable(frame_vars.get(name))), "")
     if not name or of_optax[-1] or not isinstance(error, AttributeError | TypeError | ValueError):
         return NO_ANSWER
     function = frame_vars[name]
     if not tree_util.all_leaves([function]):
-        return f"optax calls {name}, since {class_name(type(function))} is callable", [
-            f"{name}: {class_name(type(function))} of {len(tree_util.tree_leaves(function)):,} leaves: "
-            f"give lambda _: {name}"
-        ]
+        cls, n = class_name(type(function)), len(tree_util.tree_leaves(function))
+        line = f"{name}: {cls} of {n:,} leaves: give lambda _: {name}"
+        return f"optax calls {name}, since {cls} is callable", [line]
     tree = next((frame_vars[tree] for tree in ("params", "updates") if tree in frame_vars), None)
     if tree is None or tree_util.all_leaves([tree]) or len(frames) - last > 2:
         return NO_ANSWER
