@@ -206,20 +206,22 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
             if found_describer(cls):
                 continue
             container = stands_for(cls)
-            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
             if facts.module.startswith("penzai."):
                 fix = "{tree}, variables = pz.unbind_params({tree}, freeze=True)  # and later pz.bind_variables"
+                yield _invalid(checked, row, facts.type, fix)
             elif facts.kind == "variable":
-                fix = ""
-            found = _invalid(checked, row, facts.type, fix)
-            if facts.kind == "variable" and not fix:
-                found = found._replace(sentence=f"{found.sentence}; give JAX the array in it")
-            yield found
+                yield _invalid(checked, row, facts.type, "", "; give JAX the array in it")
+            else:
+                fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
+                yield _invalid(checked, row, facts.type, fix)
 
 
-def _invalid(checked: Checked, row: int, what: str, fix: str) -> Found:
-    level = "info" if checked.use == "any" else "error"
-    return Found(row, f"{what} is not a valid JAX type{_raises(checked)}", fix, level)
+def _invalid(checked: Checked, row: int, what: str, fix: str, advice: str = "") -> Found:
+    return Found(row, f"{what} is not a valid JAX type{_raises(checked)}{advice}", fix, _level(checked))
+
+
+def _level(checked: Checked) -> Level:
+    return "info" if checked.use == "any" else "error"
 
 
 def _raises(checked: Checked) -> str:
