@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +25,6 @@ from treeviz.steps.reduce import (
     cosines,
     joined_arrays,
     measured,
-    n_numbers,
-    number_of,
     numbers_as_they_are,
     partial_sums,
     reduce_leaves,
@@ -191,16 +189,15 @@ def source_of(tree: Any, name: str) -> MeasuredTree:
     All texts are printable, since they are shown, and written to files that other people open.
     """
     leaves = jax.tree.leaves(tree)
-    shapes = [
-        guarded(lambda leaf=leaf: tuple(leaf.shape), lambda _: ()) for leaf in leaves
-    ]  # not every leaf is an array
+    # Not every leaf is an array.
+    shapes = [guarded(lambda leaf=leaf: tuple(leaf.shape), lambda _: ()) for leaf in leaves]
     return MeasuredTree(
         printable(name),
         paths_in(tree),
-        tuple(int(math.prod(shape)) for shape in shapes),
-        tuple(guarded(lambda leaf=leaf: printable(str(leaf.dtype)), lambda _: "") for leaf in leaves),
-        tuple(_has_number(leaf) for leaf in leaves),
-        tuple(",".join(map(str, shape)) for shape in shapes),
+        tuple([int(math.prod(shape)) for shape in shapes]),
+        tuple([guarded(lambda leaf=leaf: printable(str(leaf.dtype)), lambda _: "") for leaf in leaves]),
+        tuple([_has_number(leaf) for leaf in leaves]),
+        tuple([",".join(map(str, shape)) for shape in shapes]),
     )
 
 
@@ -260,21 +257,15 @@ class Layout(NamedTuple):
 
     The first array is the sums, float64[rows], if there are any; the other is of words, which begin with the magnitudes
     and counts of the rows, or in place of all partial sums with few numbers, as they are.
-
-    Attributes:
-      shapes: Of the packed rows of each source, then of the counts, if any.
-      rows: Of the partial sums.
-      entries: Of each source, the packed rows that are made of partial sums, in their order.
-      has_words: Of each source, whether the words have its other packed rows.
     """
 
     sources: tuple[MeasuredTree, ...]
     statistics: tuple[str, ...]
     results: tuple[MeasuredTree, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    rows: Rows = Rows()
-    entries: tuple[tuple[int, ...], ...] = ()
-    has_words: tuple[bool, ...] = ()
+    shapes: tuple[tuple[int, ...], ...]  # of the packed rows of each source, then of the counts, if any
+    rows: Rows = Rows()  # of the partial sums
+    entries: tuple[tuple[int, ...], ...] = ()  # of each source, the packed rows made of the sums, in their order
+    has_words: tuple[bool, ...] = ()  # of each source, whether the words have its other packed rows
 
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
         """The packed rows by name, and the counts or None, of arrays that may have more axes before the last."""
@@ -285,58 +276,47 @@ class Layout(NamedTuple):
             return packed, parts[-1] if self.results else None
         words = _on_host(words)
         if self.rows.are_numbers:
-            n = n_numbers(self.rows)
+            n = sum(self.rows.n_rows) + sum(self.rows.of_old)
             rows, counts = measured(words[..., :n], self.rows)
         else:
             n = 2 * sum(self.rows.n_rows)
             rows, counts = added_up(_on_host(summed[0]), words[..., :n], self.rows)
-        own = [shape for shape, has in zip(self.shapes, self.has_words, strict=False) if has]
-        return self._placed(rows, counts, words.shape[:-1], iter(_parts(words[..., n:], own)))
-
-    def _placed(
-        self, summed: np.ndarray | None, counts: np.ndarray | None, before: tuple[int, ...], others: Iterator[Any]
-    ) -> tuple[dict[str, Any], Any]:
-        """The packed rows of each source, of those of the leaves that are added up and of the others."""
+        others = iter(_parts(words[..., n:], [*itertools.compress(self.shapes, self.has_words)]))
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
-            own_sums = None if summed is None else summed[..., at : at + len(entries), :]
-            packed[source.name] = _whole((*before, *shape), own_sums, entries, next(others) if has else NOTHING)
+            own_sums = None if rows is None else rows[..., at : at + len(entries), :]
+            whole = *words.shape[:-1], *shape
+            packed[source.name] = _whole(whole, own_sums, entries, next(others) if has else NOTHING)
             at += len(entries)
         return packed, counts
 
 
 class LayoutOnDevices(NamedTuple):
-    """What the arrays are: for each source those of `PerDevice`, or its packed rows; then counts of results, if any.
-
-    Attributes:
-      shapes: Of the packed rows of each source.
-      summed: Of each source, how its partial sums lie; None: it has packed rows alone.
-      n_arrays: Of each source.
-    """
+    """What the arrays are: for each source those of `PerDevice`, or its packed rows; then counts of results, if any."""
 
     sources: tuple[MeasuredTree, ...]
     statistics: tuple[str, ...]
     results: tuple[MeasuredTree, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    summed: tuple[Summed | None, ...]
-    n_arrays: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the packed rows of each source
+    summed: tuple[Summed | None, ...]  # of each source, how its partial sums lie; None: it has packed rows alone
+    n_arrays: tuple[int, ...]  # of each source
 
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
         """As `Layout.split`, of all arrays, which may have a further axis before that of devices."""
         packed, left = {}, iter(arrays)
         for source, summed, n in zip(self.sources, self.summed, self.n_arrays, strict=True):
             own = [*itertools.islice(left, n)]
-            packed[source.name] = own[0] if summed is None else _of_devices(summed, *map(_on_host, own))
+            if summed is None:
+                packed[source.name] = own[0]
+                continue
+            sums, words, *others = map(_on_host, own)
+            n_rows = sum(summed.rows.n_rows)
+            before = (*sums.shape[:-1], sums.shape[-1] // n_rows)
+            found, _ = added_up(sums.reshape(*before, n_rows), words.reshape(*before, 2 * n_rows), summed.rows)
+            shape = *before, *summed.shape
+            rows = _whole(shape, found, summed.entries, others[0].reshape(shape) if others else NOTHING)
+            packed[source.name] = rows[..., 0, :, :] if summed.is_alike else rows
         return packed, next(left) if self.results else None
-
-
-def _of_devices(summed: Summed, sums: np.ndarray, words: np.ndarray, others: Any = NOTHING) -> np.ndarray:
-    n = sum(summed.rows.n_rows)
-    before = (*sums.shape[:-1], sums.shape[-1] // n)
-    found, _ = added_up(sums.reshape(*before, n), words.reshape(*before, 2 * n), summed.rows)
-    shape = *before, *summed.shape
-    packed = _whole(shape, found, summed.entries, others if others is NOTHING else others.reshape(shape))
-    return packed[..., 0, :, :] if summed.is_alike else packed
 
 
 def _whole(shape: tuple[int, ...], summed: np.ndarray | None, entries: tuple[int, ...], others: Any) -> np.ndarray:
@@ -356,11 +336,9 @@ def _on_host(words: Any) -> np.ndarray:
 
 
 def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    ends = list(itertools.accumulate(map(math.prod, shapes)))
-    return [
-        words[..., end - math.prod(shape) : end].reshape(*words.shape[:-1], *shape)
-        for shape, end in zip(shapes, ends, strict=True)
-    ]
+    ends = itertools.accumulate(map(math.prod, shapes))
+    parts = [words[..., end - math.prod(shape) : end] for shape, end in zip(shapes, ends, strict=True)]
+    return [part.reshape(*words.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @tree_util.register_pytree_node_class
@@ -411,28 +389,18 @@ class Joined(Measurement):
 
 def joined(measurement: Measurement) -> Measurement:
     """Join the arrays in a traced program. Of several devices each may have some of them, so they stay apart there."""
-    if any(isinstance(packed, PerDevice) for packed in measurement.packed.values()):
-        return _joined_on_devices(measurement)
-    arrays, _ = measurement.tree_flatten()
+    arrays, (sources, statistics, results) = measurement.tree_flatten()
+    packed = [measurement.packed[source.name] for source in sources]
+    shapes = tuple(x.shape for x in arrays)
+    if any(isinstance(x, PerDevice) for x in packed):
+        of_sources = [x.arrays if isinstance(x, PerDevice) else (x,) for x in packed]
+        summed = tuple(x.summed if isinstance(x, PerDevice) else None for x in packed)
+        n_arrays = tuple(map(len, of_sources))
+        layout = LayoutOnDevices(sources, statistics, results, shapes[: len(packed)], summed, n_arrays)
+        return Joined([*itertools.chain(*of_sources), *arrays[len(packed) :]], layout)
     if len(arrays) == 1 or jax.device_count() > 1:
         return measurement
-    layout = Layout(measurement.sources, measurement.statistics, measurement.results, tuple(x.shape for x in arrays))
-    return Joined([joined_arrays([x.reshape(-1) for x in arrays])], layout)
-
-
-def _joined_on_devices(measurement: Measurement) -> Joined:
-    packed_of_sources = [measurement.packed[source.name] for source in measurement.sources]
-    of_sources = [x.arrays if isinstance(x, PerDevice) else (x,) for x in packed_of_sources]
-    layout = LayoutOnDevices(
-        measurement.sources,
-        measurement.statistics,
-        measurement.results,
-        tuple(x.shape for x in packed_of_sources),
-        tuple(x.summed if isinstance(x, PerDevice) else None for x in packed_of_sources),
-        tuple(map(len, of_sources)),
-    )
-    counts = [measurement.counts] if measurement.results else []
-    return Joined([*itertools.chain(*of_sources), *counts], layout)
+    return Joined([joined_arrays([x.reshape(-1) for x in arrays])], Layout(sources, statistics, results, shapes))
 
 
 def reduces_partially(statistics: tuple[str, ...]) -> bool:
@@ -446,22 +414,19 @@ def reduces_partially(statistics: tuple[str, ...]) -> bool:
 def joined_later(measurement: Measurement) -> Measurement:
     """As `joined`, of a measurement with trees that are `Unreduced`; its counts are the results for `partial_sums`."""
     new, old = measurement.counts or ((), ())
-    leaves: list[jax.Array] = []
-    n_layers: list[int] = []
-    arrays: list[jax.Array] = []
-    of_sources: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []
-    for packed in measurement.packed.values():
-        divided = packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
-        leaves += divided.leaves
-        n_layers += divided.n_layers
-        arrays += [] if divided.packed is None else [divided.packed.reshape(-1)]
-        of_sources.append((divided.shape, divided.entries, divided.packed is not None))
+    divided = [
+        packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
+        for packed in measurement.packed.values()
+    ]
+    leaves = [leaf for tree in divided for leaf in tree.leaves]
+    n_layers = [n for tree in divided for n in tree.n_layers]
+    arrays = [tree.packed.reshape(-1) for tree in divided if tree.packed is not None]
     sums, words, rows = list[jax.Array](), list[jax.Array](), Rows()
-    if (leaves or new) and number_of(leaves, new, old) <= MOST_NUMBERS:
-        bits, rows = numbers_as_they_are(leaves, new, old, n_layers)
-        words = [bits]
-    elif leaves or new:
-        sums, words, rows = partial_sums(leaves, new, old, n_layers)
-    shapes, entries, has_words = zip(*of_sources, strict=True)
+    if leaves or new:
+        n_numbers = sum([x.size for x in (*leaves, *new, *old) if x is not None])
+        measure_leaves = numbers_as_they_are if n_numbers <= MOST_NUMBERS else partial_sums
+        sums, words, rows = measure_leaves(leaves, new, old, n_layers)
+    _, _, entries, packed, shapes = zip(*divided, strict=True)
+    has_words = tuple([x is not None for x in packed])
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined([joined_arrays(divided) for divided in (sums, [*words, *arrays]) if divided], layout)
+    return Joined([joined_arrays(parts) for parts in (sums, [*words, *arrays]) if parts], layout)

@@ -152,10 +152,7 @@ def cosines(
 ) -> jax.Array:
     """uint32[rows, 1]: the bits of the cosine of two leaves, or of each of their layers; NaN if one is None or zero.
 
-    Non-finite numbers count as zeros.
-
-    Args:
-      axes: Of the layers, for each leaf; None: it has none.
+    Non-finite numbers count as zeros. The axes are those of `reduce_leaves`.
     """
     packed: list[jax.Array | np.ndarray] = [np.zeros((0, 1), np.float32)]
     for a, b, axis in zip(leaves, others, axes or (None,) * len(leaves), strict=True):
@@ -167,22 +164,21 @@ def cosines(
 
 
 def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    left, right = (_scaled_by_peak(barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
+    def scaled_by_peak(x: jax.Array) -> list[jax.Array]:
+        """The real part, and the imaginary one if there is one, as float32, divided by the largest magnitude."""
+        parts = [x.real, x.imag] if jnp.issubdtype(x.dtype, jnp.complexfloating) else [x]
+        parts = [jnp.where(jnp.isfinite(x), x if x.dtype == jnp.float64 else x.astype(jnp.float32), 0) for x in parts]
+        peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parts]))
+        down, up = (np.array(2.0**shift, peak.dtype) for shift in (-100, 100))
+        once = jnp.where(peak > up, down, jnp.where(peak < down, up, np.array(1, peak.dtype)))
+        again = once * peak
+        return [(x * once / jnp.where(again > 0, again, np.array(1, peak.dtype))).astype(jnp.float32) for x in parts]
+
+    left, right = (scaled_by_peak(barrier(lax.stop_gradient(jnp.asarray(x)))) for x in (a, b))
     dot = jnp.sum(jnp.stack([jnp.sum(x * y) for x, y in zip(left, right, strict=False)]))
     squares = [jnp.sum(jnp.stack([jnp.sum(x * x) for x in parts])) for parts in (left, right)]
     squares = squares[0] * squares[1]
     return jnp.where(squares > 0, dot / jnp.sqrt(jnp.where(squares > 0, squares, 1)), np.float32(np.nan))[None]
-
-
-def _scaled_by_peak(x: jax.Array) -> list[jax.Array]:
-    """The real part, and the imaginary one if there is one, as float32, divided by the largest magnitude."""
-    parts = [x.real, x.imag] if jnp.issubdtype(x.dtype, jnp.complexfloating) else [x]
-    parts = [jnp.where(jnp.isfinite(x), x if x.dtype == jnp.float64 else x.astype(jnp.float32), 0) for x in parts]
-    peak = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in parts]))
-    down, up = (np.array(2.0**shift, peak.dtype) for shift in (-100, 100))
-    once = jnp.where(peak > up, down, jnp.where(peak < down, up, np.array(1, peak.dtype)))
-    again = once * peak
-    return [(x * once / jnp.where(again > 0, again, np.array(1, peak.dtype))).astype(jnp.float32) for x in parts]
 
 
 _UP, _DOWN = np.float32(2.0**SHIFT), np.float32(2.0**-SHIFT)
@@ -214,16 +210,15 @@ def reduce_leaves(
 def _rows(
     leaves: list[jax.Array | None], statistics: tuple[str, ...], is_cpu: bool, axes: tuple[int | None, ...]
 ) -> jax.Array:
-    numbers = {
-        i: as_real(barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in enumerate(leaves) if leaf is not None
-    }
+    given = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+    numbers = {i: as_real(barrier(lax.stop_gradient(jnp.asarray(leaf)))) for i, leaf in given}
     n_rows = [1 if axis is None else numbers[i].shape[axis] for i, axis in enumerate(axes)]
     first = list(accumulate(n_rows, initial=0))
     rows, order, small = [], [], {}
     for i, x in numbers.items():
         axis = axes[i]
         if axis is None and x.size < SMALL_BELOW and not is_sharded(x):
-            small.setdefault((x.dtype, getattr(_type_of(x), "vma", None)), []).append(i)
+            small.setdefault((x.dtype, getattr(type_of(x), "vma", None)), []).append(i)
         else:
             is_usual = _has_usual_squares(jnp.result_type(leaves[i]))
             sizes = (x.size // n_rows[i],) * n_rows[i]
@@ -236,8 +231,8 @@ def _rows(
         length = _row_length(sizes.values()) if in_rows else 1
         for members in blocks(group, [-(-size // length) for size in sizes.values()]):
             members.sort(key=lambda i: (-sizes[i], i))
-            of_members = tuple(sizes[i] for i in members)
-            counts = tuple(-(-size // length) for size in of_members) if in_rows else None
+            of_members = tuple([sizes[i] for i in members])
+            counts = tuple([-(-size // length) for size in of_members]) if in_rows else None
             block = padded([numbers[i] for i in members], length if in_rows else max(*of_members, _SHORTEST))
             rows.append(_rows_of(block, of_members, block.dtype == jnp.float64, statistics, is_cpu, counts))
             order.extend(first[i] for i in members)
@@ -263,14 +258,18 @@ def _in_rows(x: jax.Array) -> jax.Array:
     return lax.reshape(x, (k, length // _ROW, _ROW)) if length > _ROW else x
 
 
-def _type_of(x: jax.Array):
+def type_of(x: jax.Array):
     return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
+
+
+def spec_of(aval: Any) -> tuple[Any, ...]:
+    """How a type is sharded, which only types in explicit meshes say."""
+    return tuple(getattr(getattr(aval, "sharding", None), "spec", ()))
 
 
 def is_sharded(x: jax.Array) -> bool:
     """Whether the type has a sharding, as in explicit meshes. Such an array cannot be reshaped freely."""
-    sharding = getattr(_type_of(x), "sharding", None)
-    return any(axis is not None for axis in getattr(sharding, "spec", ()))
+    return any(spec_of(type_of(x)))
 
 
 def blocks(leaves: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
@@ -332,7 +331,7 @@ def _rows_of(
         return "sum", jnp.square(jnp.where(bits - start < stop - start, values, np.float32(0)) * scale)
 
     peak_of = ("max", jnp.where(bits < INFINITY, bits, np.uint32(0)))
-    nonfinite_of = ("sum", _ones(bits >= INFINITY))
+    nonfinite_of = ("sum", as_words(bits >= INFINITY))
     usual_range = USUAL_FROM, HUGE_FROM, np.float32(1)
     is_light = not set(statistics) - set(LIGHT)
     range_code, scale = jnp.full(len(sizes), USUAL, jnp.uint32), np.float32(1)
@@ -352,7 +351,7 @@ def _rows_of(
             huge_of = sum_of_squares(HUGE_FROM, INFINITY, _DOWN)
             terms = [sum_of_squares(*usual_range), tiny_of, huge_of, peak_of, nonfinite_of]
             usual, tiny, huge, peak, nonfinite = reduced(terms)
-        range_code = _ones(peak >= USUAL_FROM) + _ones(peak >= HUGE_FROM)
+        range_code = as_words(peak >= USUAL_FROM) + as_words(peak >= HUGE_FROM)
         squares = _chosen(range_code, tiny, usual + _lower(tiny), huge + _lower(usual))
         if not is_light:
             scale = _chosen(range_code, _UP, np.float32(1), _DOWN)
@@ -364,10 +363,10 @@ def _rows_of(
         total, zeros, *n_of = reduced(
             [
                 ("sum", jnp.where(bits < INFINITY, values, np.float32(0)) * scale),
-                ("sum", _ones(magnitude(x) == 0)),
-                ("sum", _ones(bits > INFINITY)),
-                ("sum", _ones(values == np.float32(np.inf))),
-                ("sum", _ones(values == np.float32(-np.inf))),
+                ("sum", as_words(magnitude(x) == 0)),
+                ("sum", as_words(bits > INFINITY)),
+                ("sum", as_words(values == np.float32(np.inf))),
+                ("sum", as_words(values == np.float32(-np.inf))),
             ]
         )
         n = np.array(sizes, np.uint32)
@@ -377,7 +376,7 @@ def _rows_of(
         packed["zeros"] = zeros - (n_padded - n)
         packed.update(zip(("nan", "posinf", "neginf"), n_of, strict=True))
     first = (exponent + np.int32(EXPONENT_ZERO)).astype(jnp.uint32) | (range_code << np.uint32(RANGE_AT))
-    columns = [jnp.broadcast_to(first, peak.shape), *(packed[name] for name in statistics if name != "histogram")]
+    columns = [jnp.broadcast_to(first, peak.shape), *[packed[name] for name in statistics if name != "histogram"]]
     rows = jnp.stack(columns, axis=1)
     return jnp.concatenate([rows, _histogram(x, reduced)], axis=1) if "histogram" in statistics else rows
 
@@ -397,16 +396,15 @@ def in_ranges(x: jax.Array, bits: jax.Array) -> list[tuple[str, jax.Array]]:
     return [
         ("sum", lax.square(lax.mul(in_range, scales))),
         ("max", lax.select(is_finite, bits, lax.full_like(bits, 0))),
-        ("sum", _ones(lax.bitwise_not(is_finite))),
+        ("sum", as_words(lax.bitwise_not(is_finite))),
     ]
 
 
 def _of_peak(peak: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """2**-exponent as float32, the exponent, and the bits of the largest magnitude times 2**-exponent."""
     biased = lax.clamp(np.uint32(1), peak >> np.uint32(23), np.uint32(253))
-    biased = lax.select(
-        peak < np.uint32(1 << 23), jnp.full_like(biased, 127), biased
-    )  # denormal numbers stay as they are
+    # Denormal numbers stay as they are.
+    biased = lax.select(peak < np.uint32(1 << 23), jnp.full_like(biased, 127), biased)
     scale = lax.bitcast_convert_type((np.uint32(254) - biased) << np.uint32(23), jnp.float32)
     return scale, biased.astype(jnp.int32) - 127, peak - ((biased - np.uint32(127)) << np.uint32(23))
 
@@ -454,8 +452,8 @@ def bits_of(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
-def _ones(mask: jax.Array) -> jax.Array:
-    return mask.astype(jnp.uint32)
+def as_words(mask: jax.Array) -> jax.Array:
+    return lax.convert_element_type(mask, np.uint32)
 
 
 def _chosen(range_code: jax.Array, tiny, usual, huge) -> jax.Array:
@@ -465,11 +463,7 @@ def _chosen(range_code: jax.Array, tiny, usual, huge) -> jax.Array:
 def _reduced(
     terms: Sequence[tuple[str, jax.Array]], is_cpu: bool, counts: Sequence[int] | None = None
 ) -> list[jax.Array]:
-    """[k] for each term: its sums or maxima over all axes but the first.
-
-    Args:
-      counts: How many rows each leaf has: reduce the last axis, then these rows.
-    """
+    """[k] for each term: its sums or maxima over all axes but the first; with counts, of the rows of each leaf."""
     shape = terms[0][1].shape
     axes = tuple(range(1, len(shape)))
     if not is_cpu:  # XLA fuses these into one pass; `jnp.sum` of uint32 would be uint64 with x64
@@ -482,9 +476,8 @@ def _reduced(
         others = (1,) if max(counts) > 1 else ()
         results = [_by_leaf(x, counts) for x in results] if others else results
     if others:
-        results = list(
-            reduced_together([(operation, x) for (operation, _), x in zip(terms, results, strict=True)], others)
-        )
+        operations = [operation for operation, _ in terms]
+        results = [*reduced_together([*zip(operations, results, strict=True)], others)]
     return results
 
 
@@ -499,9 +492,11 @@ def _by_leaf(x: jax.Array, counts: Sequence[int]) -> jax.Array:
 
 def reduced_together(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]) -> Sequence[jax.Array]:
     joins = [lax.add if operation == "sum" else lax.max for operation, _ in terms]
-    start = tuple(np.zeros((), x.dtype) for _, x in terms)
-    join = lambda left, right: tuple(f(a, b) for f, a, b in zip(joins, left, right, strict=True))  # noqa: E731
-    return lax.reduce(tuple(x for _, x in terms), start, join, axes)
+
+    def join(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> tuple[jax.Array, ...]:  # JAX keeps it
+        return tuple([f(a, b) for f, a, b in zip(joins, left, right, strict=True)])
+
+    return lax.reduce(tuple([x for _, x in terms]), tuple([np.zeros((), x.dtype) for _, x in terms]), join, axes)
 
 
 def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
@@ -509,11 +504,11 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
     bits = magnitude(x)
     n_mantissa, bias, word = (52, 1023, np.uint64) if x.dtype == jnp.float64 else (23, 127, np.uint32)
     finite = jnp.where(bits < word((2 * bias + 1) << n_mantissa), bits, word(0))
-    starts = [word(1), *(word((bias + FIRST_EXPONENT + i) << n_mantissa) for i in range(1, N_BINS))]
+    starts = [word(1), *[word((bias + FIRST_EXPONENT + i) << n_mantissa) for i in range(1, N_BINS)]]
     # Count the numbers in each bin or above, 16 bins at a time: a fast loop without an array of bins x numbers.
     above = []
     for first in range(0, N_BINS, 16):
-        above += reduced([("sum", _ones(finite >= start)) for start in starts[first : first + 16]])
+        above += reduced([("sum", as_words(finite >= start)) for start in starts[first : first + 16]])
     above = jnp.stack([*above, jnp.zeros_like(above[0])], axis=1)
     return above[:, :-1] - above[:, 1:]
 
@@ -533,9 +528,7 @@ def is_partial(leaf: Any, axis: int | None) -> bool:
     """Whether a leaf of a traced program may be reduced here; of layers, those of a long leaf along its first axis."""
     if axis not in (None, 0) or leaf.dtype.itemsize > 4 or is_sharded(leaf):
         return False
-    if not _is_long(leaf):
-        return axis is None
-    return _n_long_rows(leaf.size, 1 if axis is None else leaf.shape[0]) > 0
+    return _n_long_rows(leaf.size, 1 if axis is None else leaf.shape[0]) > 0 if _is_long(leaf) else axis is None
 
 
 def _is_long(leaf: Any) -> bool:
@@ -553,20 +546,15 @@ class Rows(NamedTuple):
     """How many rows there are of each result, each small leaf, each result before, and each long leaf, in this order.
 
     Each layer of a long leaf counts as a leaf. Results before have no sums.
-
-    Attributes:
-      results: The order of the results: those that are compared come first.
-      leaves: The order of the leaves.
-      are_numbers: Each row is a number as it is, and no row is of zeros, as `treeviz.steps.reduce` returns it.
     """
 
     of_results: tuple[int, ...] = ()
     of_small: tuple[int, ...] = ()
     of_old: tuple[int, ...] = ()
     of_long: tuple[int, ...] = ()
-    results: tuple[int, ...] = ()
-    leaves: tuple[int, ...] = ()
-    are_numbers: bool = False
+    results: tuple[int, ...] = ()  # the order of the results: those that are compared come first
+    leaves: tuple[int, ...] = ()  # the order of the leaves
+    are_numbers: bool = False  # each row is a number as it is, and no row is of zeros
 
     @property
     def n_rows(self) -> tuple[int, ...]:
@@ -596,48 +584,20 @@ def partial_sums(
     after = [as_float32(new[i]) for i in results]
     n_of_small, n_of_long = ([n_layers[i] for i in part] for part in (order[: len(small)], order[len(small) :]))
     small_rows = [(x.size // n, n) for x, n in zip(small, n_of_small, strict=True)]
-    length = _partial_row_length([*((x.size, 1) for x in (*after, *before)), *small_rows]) if after or small else 0
+    length = _partial_row_length([*[(x.size, 1) for x in (*after, *before)], *small_rows]) if after or small else 0
     zeros = [_zeros(length)] if length else []  # between which lie all rows that are reduced
     groups = (before or zeros, after, [*map(_padded, small, n_of_small, [length] * len(small))], zeros)
     n_rows = [tuple((x.size + _n_padding(x.size, length)) // length for x in group) for group in groups]
-    of_small = tuple(chain(*((k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True))))
+    of_small = tuple(chain(*[(k // n,) * n for k, n in zip(n_rows[2], n_of_small, strict=True)]))
     of_old = n_rows[0] if before else ()
     of_layers = [(_n_long_rows(x.size, n),) * n for x, n in zip(long, n_of_long, strict=True)]
     first = [0, *accumulate(n_layers)]
-    entries = tuple(chain(*(range(first[i], first[i + 1]) for i in order)))
+    entries = tuple(chain(*[range(first[i], first[i + 1]) for i in order]))
     rows = Rows(n_rows[1], of_small, of_old, tuple(chain(*of_layers)), tuple(results), entries)
     parts = [_sums_of_small(list(chain(*groups)), length, rows)] if length else []
     parts += [_sums_of_long(x, sum(n)) for x, n in zip(long, of_layers, strict=True)]
     sums, peaks, counts = zip(*parts, strict=True)
     return [*sums], [*peaks, *counts], rows
-
-
-def packed_rows(leaves: Sequence[jax.Array], n_layers: Sequence[int] = ()) -> jax.Array:
-    """uint32[leaves, 4]: the packed rows of `LIGHT`, with the partial sums added up where they are. Traceable."""
-    parts, words, rows = partial_sums(leaves, (), (), n_layers)
-    n_rows = rows.n_rows
-    ends, sums, together = np.cumsum(n_rows), joined_arrays(parts), joined_arrays(words)
-    peaks, counts = (lax.slice_in_dim(together, n, n + ends[-1]) for n in (0, ends[-1]))
-    arrays = [lax.concatenate([x, lax.full_like(x, 0, shape=(1,))], 0) for x in (sums, peaks, counts)]
-    parts, order = [], []
-    for block in map(sorted, blocks(range(len(ends)), n_rows)):
-        n = np.array(n_rows)[block, None]
-        which = np.arange(n.max()) + ends[block, None] - n
-        which = np.where(which < ends[block, None], which, ends[-1]).astype(np.int32)
-        parts.append(_added_up([x.at[which].get(mode="promise_in_bounds") for x in arrays]))
-        order += [rows.leaves[i] for i in block]
-    squares, peaks, counts = map(joined_arrays, zip(*parts, strict=True))
-    range_code = lax.add(
-        _mask_as_words(_is_at_least(peaks, USUAL_FROM)), _mask_as_words(_is_at_least(peaks, HUGE_FROM))
-    )
-    root = lax.select_n(
-        range_code.astype(np.int32), *(jnp.full_like(peaks, 2.0**e, np.float32) for e in (SHIFT, 0, -SHIFT))
-    )
-    scale = lax.square(_as_float64(root))
-    squares = lax.convert_element_type(lax.mul(squares, scale), np.float32)
-    first = lax.bitwise_or(lax.shift_left(range_code, np.uint32(RANGE_AT)), np.uint32(EXPONENT_ZERO))
-    packed = jnp.stack([first, bits_of(squares), peaks, counts], 1)
-    return packed if order == sorted(order) else packed.at[np.argsort(order)].get(mode="promise_in_bounds")
 
 
 def flat(x: jax.Array) -> jax.Array:
@@ -719,8 +679,8 @@ def _sums_of_small(values: Sequence[Any], length: int, rows: Rows) -> Sequence[j
 
 @partial(jax.jit, static_argnums=1)  # traced and lowered once for all leaves of a shape
 def _sums_of_long(x: jax.Array, n_rows: int) -> Sequence[jax.Array]:
-    is_finite = lax.is_finite(x)
-    return _sums(is_finite, x, _mask_as_words(lax.bitwise_not(is_finite)), n_rows)
+    is_finite, (none, one) = lax.is_finite(x), (lax.full_like(x, n, np.uint32) for n in (0, 1))
+    return _sums(is_finite, x, lax.select(is_finite, none, one), n_rows)
 
 
 def _sums(is_finite: jax.Array, numbers: jax.Array, counts: jax.Array, n_rows: int) -> Sequence[jax.Array]:
@@ -730,18 +690,12 @@ def _sums(is_finite: jax.Array, numbers: jax.Array, counts: jax.Array, n_rows: i
     """
     finite = lax.select(is_finite, numbers, lax.full_like(numbers, 0))
     terms = lax.square(_as_float64(finite)), magnitude(finite), counts
-    return _added_up([lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms])
-
-
-def _added_up(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """The sums, largest magnitudes and counts of the rows of [rows, n]."""
     starts = _as_float64(jnp.float32(0)), np.uint32(0), np.uint32(0)
-    return lax.reduce(tuple(arrays), starts, _together, (1,))
 
+    def join(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return lax.add(left[0], right[0]), lax.max(left[1], right[1]), lax.add(left[2], right[2])
 
-def _together(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    joins: list[Callable] = [lax.add, lax.max, lax.add]
-    return tuple(join(a, b) for join, a, b in zip(joins, left, right, strict=True))
+    return lax.reduce(tuple(lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms), starts, join, (1,))
 
 
 def _as_float64(x: jax.Array) -> jax.Array:
@@ -757,30 +711,11 @@ def as_float32(bits: jax.Array) -> jax.Array:
     return lax.convert_element_type(lax.select(lax.is_finite(x), lax.full_like(x, 0), x), np.float32)
 
 
-def _is_at_least(size: jax.Array, limit: Any) -> jax.Array:
-    return lax.ge(size, lax.full_like(size, limit))
-
-
-def _mask_as_words(mask: jax.Array) -> jax.Array:
-    one = lax.full_like(mask, 1, np.uint32)
-    return lax.select(mask, one, lax.full_like(one, 0))
-
-
-class _Places(NamedTuple):
-    """Where the rows of each array begin, and how many are of results, or small, whose words hold three counts.
-
-    Worked out once.
-    """
-
-    starts: np.ndarray
-    n_result_rows: int
-    n_short_rows: int
-
-
 @cache
-def _places(rows: Rows) -> _Places:
+def _places(rows: Rows) -> tuple[np.ndarray, int, int]:
+    """Where the rows of each array begin, and how many are of results, or small, whose words hold three counts."""
     starts, n_result_rows = np.array([0, *accumulate(rows.n_rows)][:-1], np.intp), sum(rows.of_results)
-    return _Places(starts, n_result_rows, n_result_rows + sum(rows.of_small))
+    return starts, n_result_rows, n_result_rows + sum(rows.of_small)
 
 
 def added_up(sums: np.ndarray, words: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -826,37 +761,21 @@ def rows_added_up(
 MOST_NUMBERS = 1 << 10  # of all arrays; to copy and to measure one takes some 10 ns, in every step
 
 
-def number_of(*groups: Sequence[Any]) -> int:
-    """How many numbers the arrays of these groups, some of which may be None, have together."""
-    return sum(x.size for group in groups for x in group if x is not None)
-
-
 def numbers_as_they_are(
     leaves: Sequence[jax.Array],
     new: Sequence[jax.Array],
     old: Sequence[jax.Array | None],
     n_layers: Sequence[int] = (),
-) -> tuple[jax.Array, Rows]:
-    """The bits of leaves, and of results and those before, whose bits are given: uint32[numbers]. Traceable.
-
-    A barrier for each leaf keeps XLA from changing the program around it. Bits, so that `jax_debug_nans` does not check
-    them.
-
-    Args:
-      n_layers: As `partial_sums` takes it.
-    """
+) -> tuple[list[jax.Array], list[jax.Array], Rows]:
+    """As `partial_sums`, of few numbers: no float64, and the bits of leaves, results and those before."""
     n_layers = n_layers or (1,) * len(leaves)
     results = sorted(range(len(new)), key=lambda i: old[i] is None)
     before = [as_float32(x) for i in results if (x := old[i]) is not None]
     groups = [as_float32(new[i]) for i in results], [as_real(barrier(flat(x))) for x in leaves], before
-    of_results, _, of_old = (tuple(x.size for x in group) for group in groups)
-    of_leaves = tuple(chain(*((x.size // n,) * n for x, n in zip(groups[1], n_layers, strict=True))))
+    of_results, _, of_old = (tuple([x.size for x in group]) for group in groups)
+    of_leaves = tuple(chain(*[(x.size // n,) * n for x, n in zip(groups[1], n_layers, strict=True)]))
     rows = Rows(of_results, of_leaves, of_old, (), tuple(results), tuple(range(len(of_leaves))), are_numbers=True)
-    return bits_of(copied_together([x for group in groups for x in group])), rows
-
-
-def n_numbers(rows: Rows) -> int:
-    return sum(rows.n_rows) + sum(rows.of_old)
+    return [], [bits_of(copied_together([x for group in groups for x in group]))], rows
 
 
 def measured(bits: np.ndarray, rows: Rows) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -889,12 +808,7 @@ class BatchSlice(NamedTuple):
 
 
 class Unreduced(NamedTuple):
-    """A tree that is measured together with others, when the whole program has been traced.
-
-    Attributes:
-      leaves: None for those without numbers.
-      axes: Of the layers of each leaf, or empty.
-    """
+    """A tree that is measured together with others, when the whole program has been traced."""
 
     leaves: Sequence[jax.Array | BatchSlice | None]
     axes: Axes
@@ -929,48 +843,24 @@ class Unreduced(NamedTuple):
         arrays = [joined_arrays(sums), joined_arrays(words), *([] if packed is None else [packed])]
         return PerDevice(tuple(arrays), Summed(rows, entries, shape))
 
-    def reduced(self) -> jax.Array:
-        """The packed rows, which are made in the program."""
-        partial, n_layers, entries, packed, shape = self.divided()
-        rows = [packed_rows(partial, n_layers)] if partial else []
-        if len(entries) == shape[0]:
-            return rows[0]
-        rows.append(jnp.broadcast_to(NOTHING, shape) if packed is None else packed)
-        at = np.arange(len(entries), len(entries) + shape[0], dtype=np.int32)
-        at[[*entries]] = np.arange(len(entries))
-        return lax.concatenate(rows, 0).at[at].get(mode="promise_in_bounds")
-
 
 class Divided(NamedTuple):
-    """A tree, of which some leaves are for `partial_sums`.
-
-    Attributes:
-      n_layers: Of each of them.
-      entries: Their packed rows.
-      packed: All packed rows with those of the other leaves, if there are any.
-      shape: Of all packed rows.
-    """
+    """A tree, of which some leaves, with so many layers, are for `partial_sums`, which makes some of its rows."""
 
     leaves: list[jax.Array]
     n_layers: list[int]
     entries: tuple[int, ...]
-    packed: jax.Array | None
-    shape: tuple[int, ...]
+    packed: jax.Array | None  # all packed rows with those of the other leaves, if there are any
+    shape: tuple[int, ...]  # of all packed rows
 
 
 class Summed(NamedTuple):
-    """How the partial sums of a tree lie that each device of a `shard_map` makes.
-
-    Attributes:
-      entries: The packed rows that are made of them, in their order.
-      shape: Of all packed rows of a device.
-      is_alike: All devices have the same.
-    """
+    """How the partial sums of a tree lie that each device of a `shard_map` makes."""
 
     rows: Rows
-    entries: tuple[int, ...]
-    shape: tuple[int, ...]
-    is_alike: bool = False
+    entries: tuple[int, ...]  # the packed rows that are made of them, in their order
+    shape: tuple[int, ...]  # of all packed rows of a device
+    is_alike: bool = False  # all devices have the same
 
 
 @tree_util.register_pytree_node_class
@@ -979,12 +869,9 @@ class PerDevice(NamedTuple):
 
     A pytree of arrays. Outside, those of the devices follow one another along the first axis: of a further axis of
     devices XLA CPU would make a kernel.
-
-    Attributes:
-      arrays: float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any.
     """
 
-    arrays: tuple[Any, ...]
+    arrays: tuple[Any, ...]  # float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any
     summed: Summed
 
     def alike(self) -> PerDevice:

@@ -37,32 +37,24 @@ class Statistic:
     """A statistic of a leaf.
 
     Attributes:
-      name: The key in `History` and in the arguments of `measure`.
       measured_in: The smallest of `LIGHT`, `FULL` and `HISTOGRAM` that contains it; "" if none does.
-      share: Its share of the memory of a source's history, relative to the other statistics.
-      is_count: Whether it is an int64 count, which is summed over time; otherwise it is float64.
       scaled_by: The power of two that multiplies the packed float32: "range" combines those of the range of squares and
         of the leaf, "leaf" is that of the leaf; "" for counts and numbers without a unit.
-      joined_by: How the values of the members of a `vmap` are joined: "norm" is the root of the sum of squares,
-        "least" the least value of members with any non-zero leaf.
-      title: The title of its column; "" without a column.
-      rollup: How its column combines the values of the leaves of a subtree.
-      help: The help text of its column.
-      counts_nonfinite: Whether it counts NaN or infinities.
-      n_bins: The number of values per leaf; 0 for a single value.
+      joined_by: How the values of the members of a `vmap` are joined: "norm" is the root of the sum of squares, "least"
+        the least value of members with any non-zero leaf.
     """
 
-    name: str
+    name: str  # the key in `History` and in the arguments of `measure`
     measured_in: Literal["light", "full", "histogram", ""]
-    share: int
-    is_count: bool = False
+    share: int  # its share of the memory of a source's history, relative to the other statistics
+    is_count: bool = False  # whether it is an int64 count, which is summed over time; otherwise it is float64
     scaled_by: Literal["range", "leaf", ""] = ""
     joined_by: Literal["norm", "max", "mean", "least", "sum"] = "sum"
-    title: str = ""
-    rollup: Rollup = "sum"
-    help: str = ""
-    counts_nonfinite: bool = False
-    n_bins: int = 0
+    title: str = ""  # the title of its column; "" without a column
+    rollup: Rollup = "sum"  # how its column combines the values of the leaves of a subtree
+    help: str = ""  # the help text of its column
+    counts_nonfinite: bool = False  # whether it counts NaN or infinities
+    n_bins: int = 0  # the number of values per leaf; 0 for a single value
 
     @property
     def dtype(self) -> type:
@@ -115,14 +107,14 @@ STATISTICS = {
     )
 }  # fmt: skip
 FINITE = "finite_"  # begins the name of a statistic of the finite values alone, in a leaf that has others, too
-FINITE_PARTS = (*(statistic.name for statistic in STATISTICS.values() if statistic.scaled_by), "rms")
+FINITE_PARTS = (*[statistic.name for statistic in STATISTICS.values() if statistic.scaled_by], "rms")
 TOTAL_SHARES = sum(statistic.share for statistic in STATISTICS.values())
 
 LIGHT = tuple(s.name for s in STATISTICS.values() if s.measured_in == "light")
 """Statistics that are cheap enough for every step: "norm", "max_abs" and "nonfinite", 16 bytes per leaf."""
-FULL = (*LIGHT, *(s.name for s in STATISTICS.values() if s.measured_in == "full"))
+FULL = (*LIGHT, *[s.name for s in STATISTICS.values() if s.measured_in == "full"])
 """`LIGHT` with "mean", "zeros", "nan", "posinf" and "neginf": 36 bytes per leaf, and a second pass over the values."""
-HISTOGRAM = (*FULL, *(s.name for s in STATISTICS.values() if s.measured_in == "histogram"))
+HISTOGRAM = (*FULL, *[s.name for s in STATISTICS.values() if s.measured_in == "histogram"])
 """`FULL` with "histogram", the count of each power of two: 292 bytes per leaf, and some more passes."""
 
 
@@ -157,7 +149,7 @@ SHIFT = 80  # tiny numbers are squared as x * 2**80, huge ones as x * 2**-80
 
 def n_words(statistics: Sequence[str]) -> int:
     """The length of a packed row."""
-    return 1 + sum(STATISTICS[name].n_bins or 1 for name in statistics)
+    return 1 + sum([STATISTICS[name].n_bins or 1 for name in statistics])
 
 
 def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] | None = None) -> dict[str, np.ndarray]:
@@ -317,14 +309,10 @@ class MeasuredTree(NamedTuple):
     """Names, sizes and dtypes of the leaves of a measured tree. Hashable; equal for trees of the same structure.
 
     Attributes:
-      name: "grads", "params", "updates", or a name that the user chose.
       paths: The key path of each leaf in JAX's order, like `jax.tree_util.keystr` but correct for namedtuples.
-      sizes: The number of elements of each leaf.
-      dtypes: "float32", "key<fry>"; "" for a leaf that is not an array.
-      has_number: Whether the leaf is measured: a real or complex array with at least one element.
       shapes: "768,2304", "" for a scalar; empty if shapes are unknown, as in files of older versions.
-      stacks: For a layer of an array, the shape of the whole array, with * before the number of layers:
-        "*12,768,768"; "" for a leaf; empty if all are leaves.
+      stacks: For a layer of an array, the shape of the whole array, with * before the number of layers: "*12,768,768";
+        "" for a leaf; empty if all are leaves.
       cut_off: Whether the gradient is zero for all inputs, as the step's program shows; empty if none is.
       unscaled: Whether it is the gradient of a loss with a dynamic scale, by which the step divides it; empty if none
         is.
@@ -333,11 +321,11 @@ class MeasuredTree(NamedTuple):
         they do so with none.
     """
 
-    name: str
+    name: str  # "grads", "params", "updates", or a name that the user chose
     paths: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    has_number: tuple[bool, ...]
+    sizes: tuple[int, ...]  # the number of elements of each leaf
+    dtypes: tuple[str, ...]  # "float32", "key<fry>"; "" for a leaf that is not an array
+    has_number: tuple[bool, ...]  # whether the leaf is measured: a real or complex array with at least one element
     shapes: tuple[str, ...] = ()
     stacks: tuple[str, ...] = ()
     cut_off: tuple[bool, ...] = ()
@@ -351,7 +339,6 @@ class Whole(NamedTuple):
 
     Attributes:
       first, n: Its first entry in the measured tree, and its number of entries.
-      axis: The layer axis; None if it is not a stack.
     """
 
     path: str
@@ -359,7 +346,7 @@ class Whole(NamedTuple):
     size: int
     first: int
     n: int = 1
-    axis: int | None = None
+    axis: int | None = None  # the layer axis; None if it is not a stack
 
 
 class Parts:
@@ -432,15 +419,11 @@ def openable(
     return tuple(axes) if any(axis is not None for axis in axes) else (), notes
 
 
-def _can_open(shape: Sequence[int], axis: int) -> bool:
-    return axis < len(shape) and 0 < shape[axis] <= MOST_LAYERS
-
-
 def with_dtypes(source: MeasuredTree, values: Sequence[Any]) -> MeasuredTree:
     """Return the tree with the dtypes of the values of its measured leaves."""
     dtypes = iter([str(value.dtype) for value in values])
     entries = zip(source.has_number, source.dtypes, strict=True)
-    return source._replace(dtypes=tuple(next(dtypes) if is_measured else dtype for is_measured, dtype in entries))
+    return source._replace(dtypes=tuple([next(dtypes) if is_measured else dtype for is_measured, dtype in entries]))
 
 
 def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
@@ -449,16 +432,14 @@ def in_layers(source: MeasuredTree, axes: Axes) -> MeasuredTree:
         return source
     fields = []
     known = [name for name in ("cut_off", "unscaled", "frozen", "drifts") if getattr(source, name)]
-    all_flags = [*zip(*(getattr(source, name) for name in known), strict=True)] or [()] * len(axes)
+    all_flags = [*zip(*[getattr(source, name) for name in known], strict=True)] or [()] * len(axes)
     for path, size, dtype, has_number, shape, flags, axis in zip(*source[1:6], all_flags, axes, strict=True):
         if axis is None:
             fields.append((path, size, dtype, has_number, shape, "", *flags))
             continue
         sizes = shape.split(",")
-        n, whole = (
-            int(sizes.pop(axis)),
-            ",".join(["*" * (i == axis) + dimension for i, dimension in enumerate(shape.split(","))]),
-        )
+        whole = ",".join(["*" * (i == axis) + dimension for i, dimension in enumerate(sizes)])
+        n = int(sizes.pop(axis))
         layer = size // n, dtype, has_number, ",".join(sizes), whole, *flags
         fields += [(f"{path}{index_text(axis, i)}", *layer) for i in range(n)]
     columns = [*zip(*fields, strict=True)]
@@ -479,11 +460,8 @@ def wholes(source: MeasuredTree) -> Iterator[Whole]:
             axis = [dimension[:1] for dimension in whole.split(",")].index("*")
             shape = shape_of(whole.replace("*", ""))
             n, index = shape[axis], index_text(axis, 0)
-            if (
-                not path.endswith(index)
-                or source.stacks[entry : entry + n] != (whole,) * n
-                or not _can_open(shape, axis)
-            ):
+            is_whole = 0 < n <= MOST_LAYERS and source.stacks[entry : entry + n] == (whole,) * n
+            if not is_whole or not path.endswith(index):
                 raise ValueError(f"{path} is no layer of an array of {whole}")
             path = path.removesuffix(index)
         size = source.sizes[entry] if axis is None else math.prod(shape or ())
@@ -502,7 +480,7 @@ def layer_by_layer(paths: Sequence[str], source: MeasuredTree) -> tuple[str, ...
       paths: The paths of the leaves in JAX's tree, in the order of use.
     """
     leaves = {whole.path: whole for whole in wholes(source)}
-    used = (leaves[path] for path in paths if path in leaves)
+    used = [leaves[path] for path in paths if path in leaves]
     ordered: list[str] = []
     for n, group in groupby(used, key=attrgetter("n")):
         stacks = list(group)

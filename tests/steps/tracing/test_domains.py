@@ -61,7 +61,7 @@ def zeros_of(loss):
     params = {name: jnp.asarray(X) for name in sorted(NAMES)}
 
     def step(params, x):
-        return sow("grads", "grads", jax.grad(loss)(params, x))
+        return sow("grads", jax.grad(loss)(params, x))
 
     program = jax.make_jaxpr(step)(params, X)
     (places,) = structural_zeros(program).values()
@@ -84,7 +84,7 @@ def test_it_is_known_of_gradients_in_a_training_loop_whose_moments_begin_as_zero
     def train(params, x):
         def body(carry, _):
             params, moments = carry
-            grads = sow("grads", "grads", jax.grad(loss)(params, x))
+            grads = sow("grads", jax.grad(loss)(params, x))
             moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
             return (jax.tree.map(lambda p, m: p - 0.1 * m, params, moments), moments), None
 
@@ -97,7 +97,7 @@ def test_it_is_known_of_gradients_in_a_training_loop_whose_moments_begin_as_zero
 def test_a_loop_that_passes_values_on_for_many_turns_is_followed_for_a_few():
     def train(params, x):
         def body(carry, _):
-            grads = sow("grads", "grads", jax.grad(lambda p: jnp.sum(p * carry[-1]))(params))
+            grads = sow("grads", jax.grad(lambda p: jnp.sum(p * carry[-1]))(params))
             return (x, *carry[:-1]), grads.sum()
 
         return lax.scan(body, (jnp.zeros_like(x),) * 9, length=20)

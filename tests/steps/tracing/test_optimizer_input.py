@@ -133,7 +133,7 @@ def received_in(step, *args):
     """What is received of each gradient in a step that is given a function like `jax.grad`."""
 
     def grad(f):
-        return lambda params, *args: sow("grads", "grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
+        return lambda params, *args: sow("grads", jax.grad(f)(params, *args), jax.tree.leaves(params))
 
     plan = OptimizerInputs(jax.make_jaxpr(lambda *args: step(grad, *args))(*args))
     return (

@@ -133,14 +133,14 @@ def test_a_value_is_freed_after_its_last_use_and_an_unused_one_at_once():
     assert not any(str(program.outvars[0]) in variables for variables in by_number.values())
 
 
-SAME_LEAF = {**IDENTITY, **CASTS, "a call": jax.checkpoint(lambda x: x), "tap": lambda x: sow("tap", "t", x)}
+SAME_LEAF = {**IDENTITY, **CASTS, "a call": jax.checkpoint(lambda x: x), "tap": lambda x: sow("tap", x, name="t")}
 
 
 @pytest.mark.parametrize("name", SAME_LEAF)
 def test_a_gradient_belongs_to_the_argument_that_was_moved_or_cast_before(name):
     def step(_, params):
         moved = SAME_LEAF[name](params)
-        return sow("grads", "grads", moved * 2, [moved])
+        return sow("grads", moved * 2, [moved])
 
     _, reaped, _ = reap(jax.make_jaxpr(step)(x, x), [x, x], Reducers(lambda _, values: jnp.sum(values[0])))
     assert [r.origins for r in reaped if r.sown.kind == "grads"] == [(1,)]
@@ -149,7 +149,7 @@ def test_a_gradient_belongs_to_the_argument_that_was_moved_or_cast_before(name):
 @pytest.mark.parametrize("name", ["optimization_barrier", *CASTS])
 def test_a_sum_over_devices_is_found_behind_a_cast_or_a_barrier(name):
     def step(x):
-        gradient = sow("grads", "grads", x * 2)
+        gradient = sow("grads", x * 2)
         return lax.psum(SAME_LEAF[name](gradient), "devices")
 
     program = jax.make_jaxpr(step, axis_env=[("devices", 4)])(x)

@@ -20,7 +20,7 @@ x = jnp.arange(1.0, 5.0)
 
 
 def sown(value, name="m", origin=()):
-    return sow("grads", name, value, list(origin))
+    return sow("grads", value, origin, name)
 
 
 def total(_, values):

@@ -34,7 +34,7 @@ from treeviz.steps.tracing.jax_private import (
 )
 from treeviz.steps.tracing.jitted import CannotWatch, ran, receives
 from treeviz.steps.tracing.watch import Watched
-from treeviz.tree.text import error_text, printable_lines
+from treeviz.tree.text import error_text, guarded, printable_lines
 from treeviz.tree.tracers import any_traced
 
 # Loops that are called outside a jitted function, as `lax.scan` and its kin, as functions that can be jitted.
@@ -51,18 +51,11 @@ _here = threading.local()  # .loops: those that this thread is about to trace or
 
 
 class Loop(NamedTuple):
-    """A call of a loop.
+    """A call of a loop."""
 
-    Attributes:
-      kind: "scan", "map", "fori_loop" or "while_loop".
-      functions: Those of the user, the body first.
-      rest: The other arguments, but for trees of arrays.
-      trees: The arguments that are trees of arrays.
-    """
-
-    kind: str
-    functions: tuple[Any, ...]
-    rest: tuple[tuple[str, Any], ...]
+    kind: str  # "scan", "map", "fori_loop" or "while_loop"
+    functions: tuple[Any, ...]  # of the user, the body first
+    rest: tuple[tuple[str, Any], ...]  # the other arguments, but for trees of arrays
     trees: tuple[Any, ...]
 
     @property
@@ -83,9 +76,7 @@ class Loop(NamedTuple):
         """The arguments of `jitted`: what the functions close over would else be constants of the program."""
         return *self.trees, [[x for x in jax.tree.leaves(_cells(f)) if _is_array(x)] for f in self.functions]
 
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return {}
+    kwargs = types.MappingProxyType({})
 
     def jitted(self) -> Any:
         kind, functions, rest, _ = self
@@ -116,11 +107,10 @@ class Loop(NamedTuple):
 
 
 class AsJitted(BaseException):
-    """Ends a loop that has traced its body and is about to run it; not an `Exception`, which might be caught."""
+    """Ends a loop that has traced its body and is about to run it; not an `Exception`, which might be caught.
 
-    def __init__(self, run: Callable[[], tuple | None]) -> None:
-        super().__init__("as a jitted function")
-        self.run = run
+    Its argument runs the loop as a jitted function.
+    """
 
 
 def current() -> Loop | None:
@@ -150,11 +140,14 @@ def _seen(kind: str) -> Callable:
             loop = Loop(kind, functions, rest, trees)
         except (TypeError, KeyError):
             return original_of(kind)(*args, **kwargs)
+        loops = _here.loops = getattr(_here, "loops", [])
+        loops.append(loop)
         try:
-            with _calling(loop):
-                return original_of(kind)(*args, **kwargs)
+            return original_of(kind)(*args, **kwargs)
         except AsJitted as found:
-            run = found.run
+            (run,) = found.args
+        finally:
+            loops.pop()
         out = run()
         return original_of(kind)(*args, **kwargs) if out is None else out[0]
 
@@ -164,25 +157,10 @@ def _seen(kind: str) -> Callable:
     return functools.wraps(original)(function)
 
 
-@contextlib.contextmanager
-def _calling(loop: Loop) -> Iterator[None]:
-    loops = _here.loops = getattr(_here, "loops", [])
-    loops.append(loop)
-    try:
-        yield
-    finally:
-        loops.pop()
-
-
 def _cells(body: Any) -> list[Any]:
     """What a function closes over; of a cell that is still empty, None."""
-    found = []
-    for cell in (getattr(body, "__closure__", None) or ()) if isinstance(body, types.FunctionType) else ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            found.append(None)
-    return found
+    cells = (body.__closure__ or ()) if isinstance(body, types.FunctionType) else ()
+    return [guarded(lambda cell=cell: cell.cell_contents, lambda _: None) for cell in cells]
 
 
 def _is_array(x: Any) -> bool:
@@ -219,15 +197,10 @@ _OURS = str(Path(__file__).parents[2])
 
 
 class JittedCall(NamedTuple):
-    """A call of a function that `jax.jit` gave.
+    """A call of a function that `jax.jit` gave."""
 
-    Attributes:
-      function: The Python function.
-      info: JAX's record of its options.
-    """
-
-    function: Callable
-    info: Any
+    function: Callable  # of Python
+    info: Any  # JAX's record of its options
     args: tuple
     kwargs: dict[str, Any]
 
@@ -408,9 +381,7 @@ class CalledSteps:
         """The call's function, watched; None if it is to run as it is."""
         gradients, why_not = None, ""
         known = next((step for step in self._known if step.jitted_of(call.info)), None)
-        is_own = (
-            isinstance(known, _InBlock) and call_key[0] not in self._steps
-        )  # else it may be called by that step itself
+        is_own = isinstance(known, _InBlock) and call_key[0] not in self._steps  # else that step may call it itself
         jitted = known.jitted_of(call.info) if known is not None and is_own else None
         if jitted is not None and not jitted.is_plain:
             why_not = ALREADY
@@ -422,9 +393,8 @@ class CalledSteps:
             why_not = "it takes no gradients"
         if not why_not and (known is None or is_own) and call_key[0] not in self._steps:
             try:
-                self._steps[call_key[0]] = known or self._watch(
-                    call.jitted(), begins=not self._used, gradients=gradients
-                )
+                begins = not self._used
+                self._steps[call_key[0]] = known or self._watch(call.jitted(), begins=begins, gradients=gradients)
                 self.watched.append(call.name)
             except Exception as error:
                 why_not = str(error) if isinstance(error, CannotWatch) else error_text(error)

@@ -128,15 +128,10 @@ class Followed(Generic[V]):
 
 
 class Inside(NamedTuple, Generic[V]):
-    """What is known inside an equation that holds programs.
+    """What is known inside an equation that holds programs."""
 
-    Attributes:
-      programs: Each with what is known of its arguments, in a loop in all turns.
-      results: Of the equation.
-    """
-
-    programs: list[Followed[V]]
-    results: list[V]
+    programs: list[Followed[V]]  # each with what is known of its arguments, in a loop in all turns
+    results: list[V]  # of the equation
 
 
 def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Inside[V]:
@@ -155,7 +150,7 @@ def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Insid
     inside = [Followed(domain, program, arguments).to() for program, arguments in programs(eqn, operands)]
     if len(inside) == 1:
         return Inside(inside, inside[0].results)
-    of_branches = zip(eqn.outvars, *(branch.results for branch in inside), strict=True)
+    of_branches = zip(eqn.outvars, *[branch.results for branch in inside], strict=True)
     return Inside(inside, [domain.join(values, v) for v, *values in of_branches])
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from treeviz.steps.measure import MeasuredTree
+from treeviz.steps.reduce import spec_of
 from treeviz.steps.statistics import Axes, WhyNot
 from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.primitives import (
@@ -79,7 +80,7 @@ class _Argument(Leaf):
     def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
         name = eqn.primitive.name
         if name not in self.moves and name not in self.enters and eqn.primitive is not sow_p:
-            self.order.update((argument, None) for argument in operands if argument is not None)
+            self.order.update([(argument, None) for argument in operands if argument is not None])
 
 
 # Gradients that are zero for any arguments: the loss does not depend on their parameters.
@@ -87,17 +88,13 @@ class _Argument(Leaf):
 Known = float | None  # the number that all elements of an array equal; None: they depend on the arguments
 
 # Result i has the elements of operand i.
-_SAME = (
-    SAME_LEAF | RESHAPES | GATHERS | frozenset(["ppermute", "all_to_all", "real", "reduce_max", "reduce_min", "slice"])
-)
+_SAME = SAME_LEAF | RESHAPES | GATHERS | {"ppermute", "all_to_all", "real", "reduce_max", "reduce_min", "slice"}
 # Result i is zero where operand i is.
-_KEEPS_ZERO = DEVICE_SUMS | frozenset(
-    ["abs", "cumsum", "reduce_scatter", "reduce_window_sum", "sign", "sqrt", "square", "tanh"]
-)
+_KEEPS_ZERO = DEVICE_SUMS | {"abs", "cumsum", "reduce_scatter", "reduce_window_sum", "sign", "sqrt", "square", "tanh"}
 # The result is zero where an operand is; where the other is not finite it is NaN, which is found before.
 _PRODUCTS = frozenset(["and", "conv_general_dilated", "dot_general", "mul"])
-# The result has the elements of its operands, where all have the same.
-_JOINED = frozenset(["concatenate", "max", "min", "or", "pad"])
+# The result has the elements of its operands, where all have the same; of `select_n`, of all but the first.
+_JOINED = frozenset(["concatenate", "max", "min", "or", "pad", "select_n"])
 
 
 def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
@@ -134,50 +131,36 @@ class _Known(Domain[Known]):
         return value.real if math.isfinite(value.real) and not value.imag else None
 
     def results(self, eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
-        if all(known is None for known in operands):
+        if operands.count(None) == len(operands):
             return ()
-        is_same = eqn.primitive.name in _SAME or eqn.primitive is sow_p
-        return operands if is_same else _computed(eqn.primitive.name, eqn, operands)
+        name = eqn.primitive.name
+        if name in _SAME or eqn.primitive is sow_p:
+            return operands
+        if name in _KEEPS_ZERO or (name == "integer_pow" and eqn.params["y"] > 0):
+            return [value if value == 0 else None for value in operands]
+        if name in _PRODUCTS and 0 in operands:
+            return [0.0]
+        if name in SCATTER_ADDS:
+            return [operands[0] if operands[2] == 0 else None]
+        if name in _JOINED:
+            numbers = {*(operands[1:] if name == "select_n" else operands)}
+            return [numbers.pop() if len(numbers) == 1 else None]
+        first, second = operands[0], operands[1] if len(operands) > 1 else None
+        if first is None:
+            return ()
+        if name == "reduce_sum":
+            return [first * eqn.invars[0].aval.size / max(eqn.outvars[0].aval.size, 1)]
+        if name in ("split", "dynamic_slice", "gather") or (name == "div" and first == 0):
+            return [first] * len(eqn.outvars)
+        if name not in _ARITHMETIC or (name != "neg" and second is None):
+            return [first / second if name == "div" and second else None]
+        return [_ARITHMETIC[name](*operands)]
 
     def visit(self, eqn: Any, operands: Sequence[Known]) -> None:
         if eqn.primitive is sow_p:
             sown, n = eqn.params["sown"], eqn.params["n"]
-            places = frozenset(i for i in range(n) if operands[i] == 0)
+            places = frozenset([i for i in range(n) if operands[i] == 0])
             self.zeros[sown] = self.zeros.get(sown, places) & places  # a jaxpr may be called more than once
-
-
-def _computed(name: str, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
-    first, second = known[0], known[1] if len(known) > 1 else None
-    if name in _KEEPS_ZERO or (name == "integer_pow" and eqn.params["y"] > 0):
-        return [value if value == 0 else None for value in known]
-    if name == "split":
-        return [first] * len(eqn.outvars)
-    if name in _PRODUCTS and 0 in known:
-        return [0.0]
-    if name == "reduce_sum" and first is not None:
-        return [first * eqn.invars[0].aval.size / max(eqn.outvars[0].aval.size, 1)]
-    if name == "neg" and first is not None:
-        return [-first]
-    if name in ("dynamic_slice", "gather") or (name == "div" and first == 0):
-        return [first]
-    if name in SCATTER_ADDS:
-        return [first if known[2] == 0 else None]
-    if name == "select_n":
-        return [_one(known[1:])]
-    if name in _JOINED:
-        return [_one(known)]
-    if first is None or second is None:
-        return ()
-    if name in ("add", "add_any"):
-        return [first + second]
-    if name == "sub":
-        return [first - second]
-    return [first * second if name == "mul" else first / second if name == "div" and second else None]
-
-
-def _one(known: Sequence[Known]) -> Known:
-    """What is known of an array that joins or selects from several."""
-    return known[0] if len(set(known)) == 1 else None
 
 
 # Find the results of a step that are the new values of its parameters: a parameter plus something.
@@ -186,17 +169,11 @@ Path = tuple[Any, ...]  # of JAX's keys
 
 
 class Share(NamedTuple):
-    """The share of an argument in a value that is a sum.
+    """The share of an argument in a value that is a sum."""
 
-    Attributes:
-      factor: The factor of the argument; 1 in `p - rate * g`.
-      is_sure: False if the factor is assumed to be near 1, or is known only under a condition of the program.
-      is_alone: Nothing else is in the value, except zeros.
-    """
-
-    factor: float
-    is_sure: bool = True
-    is_alone: bool = True
+    factor: float  # the factor of the argument; 1 in `p - rate * g`
+    is_sure: bool = True  # False: the factor is assumed to be near 1, or known only under a condition of the program
+    is_alone: bool = True  # nothing else is in the value, except zeros
 
     @property
     def is_main(self) -> bool:
@@ -227,14 +204,11 @@ def match_new_params(
       argument_paths: The paths of all arguments of the program. The first key is that of the step's argument.
       result_paths: The paths of all results.
     """
-    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
-    shares = [value.shares for value in forward(program, _Sums(), everything)]
+    shares = _shares_in_results(program, _Sums())
     avals, results = ([*map(shape_and_dtype, variables)] for variables in (program.jaxpr.invars, program.jaxpr.outvars))
     sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
-    for i, of_result in enumerate(shares):
-        for p, share in of_result.items():
-            if share.is_main and avals[p] == results[i]:
-                sums[p].append(i)
+    for i, p, _ in _mains(program, shares):
+        sums[p].append(i)
     found: list[int | None] = []
     for p in arguments:
         is_unchanged = {i for i in sums[p] if program.jaxpr.outvars[i] is program.jaxpr.invars[p]}
@@ -242,7 +216,9 @@ def match_new_params(
         if not candidates:
             same_aval = [i for i, aval in enumerate(results) if aval == avals[p]]
             others = [i for i in same_aval if any(share.is_main for share in shares[i].values())]
-            candidates = [i for i in others if _is_same_path(argument_paths[p], result_paths[i])]
+            keys = [*map(str, argument_paths[p])]  # `f(params, …)` returns `(params, …)`, or just `params`
+            same = [keys, keys[1:]] if keys[0] == "[0]" else [keys]
+            candidates = [i for i in others if [*map(str, result_paths[i])] in same]
         if len(candidates) > 1:
             candidates = _nearest(argument_paths[p], candidates, result_paths)
         found.append(candidates[0] if len(candidates) == 1 else None)
@@ -250,15 +226,23 @@ def match_new_params(
     return [None if n_found[i] > 1 else i for i in found]
 
 
+def _shares_in_results(program: ClosedJaxpr, domain: _Sums) -> list[Shares]:
+    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
+    return [value.shares for value in forward(program, domain, everything)]
+
+
+def _mains(program: ClosedJaxpr, shares: Sequence[Shares]) -> list[tuple[int, int, Share]]:
+    """The results that are an argument of their shape and dtype plus something: number, argument's number and share."""
+    avals, results = ([*map(shape_and_dtype, variables)] for variables in (program.jaxpr.invars, program.jaxpr.outvars))
+    mains = [(i, p, share) for i, of_result in enumerate(shares) for p, share in of_result.items() if share.is_main]
+    return [(i, p, share) for i, p, share in mains if avals[p] == results[i]]
+
+
 def frozen_arguments(program: ClosedJaxpr) -> frozenset[int]:
     """The numbers of the arguments that a step returns as they are, or plus zero, and not plus anything else."""
-    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
-    avals, frozen, changed = [*map(shape_and_dtype, program.jaxpr.invars)], set(), set()
-    for v, value in zip(program.jaxpr.outvars, forward(program, _Sums(), everything), strict=True):
-        for p, share in value.shares.items():
-            if share.is_main and avals[p] == shape_and_dtype(v):
-                (frozen if share == _WHOLE else changed).add(p)
-    return frozenset(frozen - changed)
+    shares = _mains(program, _shares_in_results(program, _Sums()))
+    changed = {p for _, p, share in shares if share != _WHOLE}
+    return frozenset([p for _, p, _ in shares if p not in changed])
 
 
 def drifting_arguments(program: ClosedJaxpr) -> frozenset[int]:
@@ -266,17 +250,10 @@ def drifting_arguments(program: ClosedJaxpr) -> frozenset[int]:
 
     `shard_map` does not check that with `check_vma=False`, so that a forgotten `psum` of gradients is no error.
     """
-    n = len(program.jaxpr.invars)
-    drifting = forward(program, _Varying(), [frozenset()] * n)
+    drifting = forward(program, _Varying(), [frozenset()] * len(program.jaxpr.invars))
     if not any(drifting):
         return frozenset()
-    shares = (value.shares for value in forward(program, _SumsInLoops(), [_Value({i: _WHOLE}) for i in range(n)]))
-    return frozenset(
-        p
-        for v, axes, of_result in zip(program.jaxpr.outvars, drifting, shares, strict=True)
-        for p, share in of_result.items()
-        if axes and share.is_main and shape_and_dtype(program.jaxpr.invars[p]) == shape_and_dtype(v)
-    )
+    return frozenset(p for i, p, _ in _mains(program, _shares_in_results(program, _SumsInLoops())) if drifting[i])
 
 
 class _Varying(Domain[frozenset[str]]):
@@ -298,13 +275,12 @@ class _Varying(Domain[frozenset[str]]):
             inside = forward(p["jaxpr"], self, [frozenset(axes_in(spec)) for spec in specs_of(p, "in", eqn.invars)])
             return [axes - {*axes_in(spec)} for axes, spec in zip(inside, specs_of(p, "out", eqn.outvars), strict=True)]
         named = p.get("axes", p.get("axis_name", ()))
-        named = frozenset(named if isinstance(named, tuple) else [named]) if _is_over_devices(name) else frozenset()
-        is_split = name in ("axis_index", "all_to_all", "reduce_scatter")
-        return [axes | named if is_split else axes - named] * len(eqn.outvars)
-
-
-def _is_over_devices(name: str) -> bool:
-    return name in DEVICE_SUMS | GATHERS or name in ("pmax", "pmin", "axis_index", "all_to_all", "reduce_scatter")
+        named = named if isinstance(named, tuple) else [named]
+        if name in ("axis_index", "all_to_all", "reduce_scatter"):
+            axes = axes.union(named)
+        elif name in DEVICE_SUMS or name in GATHERS or name in ("pmax", "pmin"):
+            axes = axes.difference(named)
+        return [axes] * len(eqn.outvars)
 
 
 def _candidates(p: int, sums: Sequence[int], is_unchanged: set[int], shares: Sequence[Shares]) -> list[int]:
@@ -339,24 +315,12 @@ def _nearest(path: Path, candidates: Sequence[int], result_paths: Sequence[Path]
     return [i for i in candidates if likeness(i) == best]
 
 
-def _is_same_path(argument: Path, result: Path) -> bool:
-    """Whether `f(params, …)` gives `(params, …)`, or just `params`."""
-    keys, result_keys = list(map(str, argument)), list(map(str, result))
-    return keys == result_keys or (keys[0] == "[0]" and keys[1:] == result_keys)
-
-
 class _Value(NamedTuple):
-    """What is known of a value.
+    """What is known of a value."""
 
-    Attributes:
-      shares: Of the arguments in it.
-      number: The constant that all its elements are.
-      is_near_one: It is `1 - x`, as `1 - rate * decay` is, a factor that is assumed to be near 1.
-    """
-
-    shares: Shares = MappingProxyType({})
-    number: float | None = None
-    is_near_one: bool = False
+    shares: Shares = MappingProxyType({})  # of the arguments in it
+    number: float | None = None  # the constant that all its elements are
+    is_near_one: bool = False  # it is `1 - x`, as `1 - rate * decay` is, a factor that is assumed to be near 1
 
 
 _NOTHING = _Value()
@@ -379,12 +343,12 @@ class _Sums(Domain[_Value]):
         return first._replace(shares=shares) if len({value[1:] for value in values}) == 1 else _Value(shares)
 
     def results(self, eqn: Any, operands: Sequence[_Value]) -> Sequence[_Value]:
-        name, has_shares = eqn.primitive.name, any(value.shares for value in operands)
+        name, shares = eqn.primitive.name, [value.shares for value in operands]
         if eqn.primitive is sow_p:  # a parameter may be tapped; a gradient contains no parameter
             return operands if eqn.params["sown"].kind == "tap" else ()
         if name in SAME_LEAF:
             return operands
-        if has_shares:
+        if any(shares):
             return [_Value(_shares_of_sum(name, operands))]
         if name in RESHAPES:
             return operands[:1]
@@ -427,6 +391,7 @@ def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {
     "add": operator.add,
+    "add_any": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
     "neg": operator.neg,
@@ -485,17 +450,20 @@ class AxesOf(Protocol):
 _MASKS = {"mul": slice(2), "div": slice(1), "select_n": slice(1, None)}
 
 
-def scanned_in(jaxpr: Any) -> dict[Any, int]:
-    """The variables of a jaxpr that a scan in it, at any depth, takes apart; and the axis along which it does."""
-    return _scanned(open_jaxpr(jaxpr), {})
+def scanned_in(jaxpr: Any, known: Mapping[Any, int] = MappingProxyType({})) -> dict[Any, int]:
+    """The variables of a jaxpr that a scan in it, at any depth, takes apart; and the axis along which it does.
 
+    Args:
+      known: The axes of results of the jaxpr that are taken apart later.
+    """
+    eqns: Any = open_jaxpr(jaxpr).eqns
+    found = dict(known)
 
-def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
     def add(variable: Any, axis: int | None) -> None:
         if axis is not None and not isinstance(variable, Literal):
             found.setdefault(variable, axis)
 
-    for eqn in reversed(jaxpr.eqns):  # the uses of a variable come after what makes it
+    for eqn in reversed(eqns):  # the uses of a variable come after what makes it
         name = eqn.primitive.name
         if name in SAME_LEAF:
             for operand, result in zip(eqn.invars, eqn.outvars, strict=False):
@@ -516,7 +484,7 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
             inner = open_jaxpr(inner)
             results = zip(inner.outvars, eqn.outvars, strict=False) if name in CALLS or name == COND else ()
             known = {v: found[result] for v, result in results if result in found and not isinstance(v, Literal)}
-            inside = _scanned(inner, known)
+            inside = scanned_in(inner, known)
             # What a scan takes apart comes last, and has been added.
             for operand, variable in zip(operands, inner.invars, strict=False):
                 add(operand, inside.get(variable))
@@ -526,40 +494,21 @@ def _scanned(jaxpr: Any, found: dict[Any, int]) -> dict[Any, int]:
 def layer_axes(eqn: Any, source: MeasuredTree, scanned: Mapping[Any, int], axes_of: AxesOf, why_not: WhyNot) -> Axes:
     """The axis of the layers of each leaf of a sown tree; None for a leaf that holds none; empty if none does.
 
-    Args:
-      eqn: It sows the tree.
-      source: The tree.
-      scanned: As `scanned_in` gives it, of the jaxpr of the equation.
-      axes_of: As `reap` takes it.
-      why_not: Why layers cannot be distinguished, by the number of the sown value.
+    Here `why_not` gets the number of the sown value.
     """
     n = eqn.params["n"]
-    batched = [axes[n:] for axes in reversed(eqn.params["batched"])]  # the outermost `vmap` first
-    origins = eqn.invars[n:]
-    found = iter([_axis(origin, scanned, [axes[i] for axes in batched]) for i, origin in enumerate(origins)])
-    places = np.cumsum(source.has_number) - 1
+    found: list[int | None] = []
+    for i, origin in enumerate(eqn.invars[n:], n):
+        axis = None if isinstance(origin, Literal) else scanned.get(origin)
+        for batch in (axes[i] for axes in reversed(eqn.params["batched"])):  # the outermost `vmap` first
+            # Of a member of the batch.
+            axis = None if axis is None or batch == axis else axis - (batch is not None and batch < axis)
+        found.append(axis)
+    places, left = np.cumsum(source.has_number) - 1, iter(found)
 
     def why(leaf: int, axis: int) -> str:
         value = int(places[leaf])
-        return _IS_SPLIT if _is_split(eqn.invars[value], axis) else why_not(value, axis)
+        is_split = any(spec_of(eqn.invars[value].aval)[axis : axis + 1])
+        return "they are on several devices of an explicit mesh" if is_split else why_not(value, axis)
 
-    return axes_of(source, tuple(next(found, None) if has else None for has in source.has_number), why)
-
-
-def _axis(origin: Any, scanned: Mapping[Any, int], batch_axes: Sequence[int | None]) -> int | None:
-    """The axis that is scanned over, of a member of the batch."""
-    axis = None if isinstance(origin, Literal) else scanned.get(origin)
-    for batch in batch_axes:
-        if axis is None or batch == axis:
-            return None
-        axis -= batch is not None and batch < axis
-    return axis
-
-
-_IS_SPLIT = "they are on several devices of an explicit mesh"
-
-
-def _is_split(value: Any, axis: int) -> bool:
-    """Whether the type shows that the layers are on several devices, as in explicit meshes."""
-    spec = tuple(getattr(getattr(value.aval, "sharding", None), "spec", ()))
-    return any(name is not None for name in spec[axis : axis + 1])
+    return axes_of(source, tuple([next(left, None) if has else None for has in source.has_number]), why)

@@ -19,12 +19,16 @@ from treeviz.steps.reduce import (
     NO_NUMBER,
     BatchSlice,
     Unreduced,
+    as_words,
     barrier,
     bits_of,
     blocks,
     flat,
+    padded,
     reduce_leaves,
+    reduced_together,
     scaled_rows,
+    spec_of,
 )
 from treeviz.steps.statistics import (
     LOSSES,
@@ -46,7 +50,7 @@ from treeviz.steps.tracing.domains import Path, argument_order, drifting_argumen
 from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs
-from treeviz.steps.tracing.param_sampling import ParamSampling
+from treeviz.steps.tracing.param_sampling import ParamSampling, TracedParams
 from treeviz.steps.tracing.primitives import (
     DEVICE_SUMS,
     RESHAPES,
@@ -94,8 +98,6 @@ def count_in_results(
     """Count NaN and infinities in the small results of a traced program, and take the values of its losses.
 
     Args:
-      arguments, results: Their values, in the order of their paths.
-      shown_paths: The paths of the results, as shown to the user.
       params: The paths of the parameters, by the numbers of the arguments that hold them.
       count: Computes what is returned instead of the words, from the bits of the results, and of the old parameters.
 
@@ -106,9 +108,11 @@ def count_in_results(
     """
     kinds, of_loss = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
-    chosen = {
-        kind: _smallest(program, {i: p for i, (k, p) in found.items() if k == kind}, kind) for kind in RESULT_KINDS
-    }
+    chosen: dict[str, dict[int, str]] = {}
+    for kind in RESULT_KINDS:
+        smallest = sorted((i for i in found if found[i][0] == kind), key=lambda i: size_of(program.jaxpr.outvars[i]))
+        most = _MOST_PARAMS if kind == "parameter" else _MOST_OTHERS
+        chosen[kind] = {i: found[i][1] for i in sorted(smallest[:most])}
     trees = [_described(program, paths, kind) for kind, paths in chosen.items() if paths]
     places = [i for paths in chosen.values() for i in paths]
     if not places:
@@ -150,24 +154,17 @@ def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.
     for dtype in dict.fromkeys(x.dtype for x in values):
         same_dtype = [i for i, x in enumerate(values) if x.dtype == dtype]
         for block in map(sorted, blocks(same_dtype, [values[i].size for i in same_dtype])):
-            new, before = (_stacked([xs[i] for i in block]) for xs in (values, others))
+            longest = max(values[i].size for i in block)
+            new, before = (padded([xs[i] for i in block], longest) for xs in (values, others))
             infinity = np.array(np.inf, f"f{dtype.itemsize}").view(dtype)
             size = lax.bitwise_and(new, dtype.type(np.iinfo(dtype).max >> 1))
-            bad = lax.add(lax.shift_left(_one(lax.ge(size, infinity)), np.uint32(16)), _one(lax.gt(size, infinity)))
-            starts = np.uint32(0), np.uint32(0)
-            n_bad, is_new = lax.reduce((bad, _one(lax.ne(new, before))), starts, _add_and_or, (1,))
+            n_nan = as_words(lax.gt(size, infinity))
+            bad = lax.add(lax.shift_left(as_words(lax.ge(size, infinity)), np.uint32(16)), n_nan)
+            n_bad, is_new = reduced_together([("sum", bad), ("max", as_words(lax.ne(new, before)))], (1,))
             words.append(lax.add(n_bad, lax.shift_left(is_new, np.uint32(31))))
             order += block
     together = lax.concatenate(words, 0) if len(words) > 1 else words[0]
     return together if order == sorted(order) else together[np.argsort(order)]
-
-
-def _add_and_or(left: tuple, right: tuple) -> tuple:
-    return lax.add(left[0], right[0]), lax.bitwise_or(left[1], right[1])
-
-
-def _one(mask: jax.Array) -> jax.Array:
-    return lax.convert_element_type(mask, np.uint32)
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -179,28 +176,15 @@ def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, np.uint32 if x.dtype.itemsize == 4 else np.uint64)
 
 
-def _stacked(values: Sequence[jax.Array]) -> jax.Array:
-    """[k, the longest]: each padded with zeros."""
-    length = max(x.size for x in values)
-    rows = [lax.pad(x, x.dtype.type(0), [(0, length - x.size, 0)]) for x in values]
-    return lax.reshape(lax.concatenate(rows, 0), (len(rows), length))
-
-
-def _smallest(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> dict[int, str]:
-    """The smallest of the results, with their paths, in order."""
-    most = _MOST_PARAMS if kind == "parameter" else _MOST_OTHERS
-    return {i: paths[i] for i in sorted(sorted(paths, key=lambda i: size_of(program.jaxpr.outvars[i]))[:most])}
-
-
 def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> MeasuredTree:
     avals: list[Any] = [program.jaxpr.outvars[i].aval for i in paths]
     return MeasuredTree(
         name_of_result(kind),
         tuple(map(printable, paths.values())),
-        tuple(aval.size for aval in avals),
-        tuple(str(aval.dtype) for aval in avals),
+        tuple([aval.size for aval in avals]),
+        tuple([str(aval.dtype) for aval in avals]),
         (True,) * len(avals),
-        tuple(",".join(map(str, aval.shape)) for aval in avals),
+        tuple([",".join(map(str, aval.shape)) for aval in avals]),
     )
 
 
@@ -237,8 +221,7 @@ def _kinds(
 
 
 def _is_small(aval: Any) -> bool:
-    spec = getattr(getattr(aval, "sharding", None), "spec", ())
-    if any(axis is not None for axis in spec):  # by explicit axes: these cannot be stacked
+    if any(spec_of(aval)):  # by explicit axes: these cannot be stacked
         return False
     return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.inexact) and 0 < aval.size <= MOST_ELEMENTS
 
@@ -251,7 +234,7 @@ class _OfLoss(Domain[bool]):
 
     def given(self, jaxpr: Jaxpr) -> dict[Any, bool]:
         """The loss itself, which may be returned as it was before it is sown."""
-        losses = (eqn for eqn in jaxpr.eqns if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss")
+        losses = [eqn for eqn in jaxpr.eqns if eqn.primitive is sow_p and eqn.params["sown"].kind == "loss"]
         return {v: True for eqn in losses for v in eqn.invars if not isinstance(v, Literal)}
 
     def results(self, eqn: Any, operands: Sequence[bool]) -> Sequence[bool]:
@@ -286,11 +269,8 @@ def instrumented(
 
     Args:
       options: The options with which `jax.jit` made the step.
-      match: Measure only gradients of the function's own arguments, if there are any.
-      updates: Measure the parameters too, and what the step adds to them.
-      stacked: Globs of arrays that hold layers, besides those that the function scans over; None: no array does.
-      tidy_path: Shortens the path of a gradient to that of the user's parameter.
-      result_path: Shortens the path of a result to that in what the user's step returns.
+      match, updates, stacked: As in `watch.watch`; `updates` is not None.
+      tidy_path, result_path: As in `JittedStep`.
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
         primitives with effects.
       donate: Donate the arguments that the step donates.
@@ -302,11 +282,12 @@ def instrumented(
 
     @functools.wraps(function)
     def instrumented_step(*args, **kwargs):
-        tidy, layers = (tidy_path, result_path), _Layers(stacked, tidy_path)
+        call = function, args, kwargs, statistics, updates, _Layers(stacked, tidy_path), on_traced
         with full_searches_put_off():
-            out, measurement = _measured(
-                function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, sampling, plain
-            )
+            if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+                out, measurement = _measured_at_once(*call)
+            else:
+                out, measurement = _measured(*call, match, tidy_path, result_path, sampling, plain)
         return (None if only_measure else out), measurement
 
     keywords = {k: v for k, v in options.keywords.items() if donate or not k.startswith("donate")}
@@ -316,38 +297,36 @@ def instrumented(
     return jitted if sampling is None else sampling.around(jitted)
 
 
-def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, on_traced, sampling, plain):
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced)
+def _measured(
+    function, args, kwargs, statistics, updates, layers, on_traced, match, tidy_path, result_path, sampling, plain
+):
     arguments = named_arguments(function, args, kwargs)
     leaves, rebuild = split(args, kwargs)
-    out_tree, out_paths = None, []
+    out_tree, out_paths = None, ()
 
     def on_leaves(*leaves):
         nonlocal out_tree, out_paths
         args, kwargs = rebuild(leaves)
         out, out_tree = jax.tree_util.tree_flatten_with_path(function(*args, **kwargs))
-        out_paths = [path for path, _ in out]
-        return [leaf for _, leaf in out]
+        out_paths, out = zip(*out, strict=True) if out else ((), ())
+        return out
 
-    with seeing_gradients(_sow):
+    with seeing_gradients(sow):
         program = jax.make_jaxpr(on_leaves)(*leaves)
     if plain is not None:
         plain.traced(program, args, kwargs, out_tree)
     unread = Unread()
-    program = unread.attempt(
-        "Gradients that the step throws away are measured, too", program, drop_unused_tags, program
-    )
+    lost = "Gradients that the step throws away are measured, too"
+    program = unread.attempt(lost, program, drop_unused_tags, program)
     reduce = functools.partial(_reduce, statistics)
-    received = unread.attempt(
-        "What the optimizer receives is not distinguished from the gradients", None, OptimizerInputs, program
-    )
+    lost = "What the optimizer receives is not distinguished from the gradients"
+    received = unread.attempt(lost, None, OptimizerInputs, program)
     scaled = functools.partial(scaled_rows, statistics=statistics)
-    is_partial = reduces_partially(statistics)
-    is_alone = jax.device_count() == 1  # a `shard_map` may be of it alone
-    deferred = _reduce_deferred if is_partial and is_alone else None
-    deferred_per_device = _reduce_deferred_per_device if jax.process_count() == 1 and not is_alone else None
-    reducers = Reducers(reduce, deferred, Reducers(_reduce_per_device, deferred_per_device) if is_partial else None)
+    reducers = Reducers(reduce)
+    if reduces_partially(statistics) and jax.device_count() == 1:
+        reducers = Reducers(reduce, _reduce_deferred)
+    elif reduces_partially(statistics) and jax.process_count() == 1:
+        reducers = Reducers(reduce, None, lambda sown, values: _reduce_deferred(sown, values).per_device())
     left_out: set[str] = set()
     beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
@@ -358,12 +337,21 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
     frozen = unread.attempt("Parameters that the step never changes are not known", (), frozen_arguments, program)
     drifting = unread.attempt("Parameters that devices change apart are not known", (), drifting_arguments, program)
-    names = [
-        name and _flagged(name, zeros.get(r.tagged or r.sown, ()), frozen, drifting)
-        for r, name in zip(found, names, strict=True)
-    ]
+    of_zeros = [zeros.get(r.tagged or r.sown, ()) for r in found]
+    names = [name and _flagged(name, of, frozen, drifting) for name, of in zip(names, of_zeros, strict=True)]
     names, labels = (names, []) if received is None else _labelled(found, names, received, updates)
-    notes = [*_notes_of_loops(found, names), *_notes_of_left_out(left_out), *labels, *layers.notes]
+    of_last = [name.source.name for r, name in zip(found, names, strict=True) if name and r.is_of_last_step]
+    notes = [
+        f"{name}: in a while loop, only the last iteration is measured, since their number is unknown. "
+        "lax.scan, or lax.fori_loop with constant bounds, measures every iteration."
+        for name in of_last
+        if not is_beside(name)  # which is measured with its gradients
+    ]
+    notes += [
+        f"What jax.grad computes inside `{name}`, as the product with a Hessian that a solver takes, is not measured."
+        for name in sorted(left_out)
+    ]
+    notes += [*labels, *layers.notes]
     paths = paths_of(args, kwargs)
     if updates:
         of_step = program, leaves, out, paths, out_paths, reduce, found, names
@@ -373,34 +361,31 @@ def _measured(function, args, kwargs, statistics, match, updates, layers, tidy, 
         names += [name for name, _ in measured]
         packed += [packed_tree for _, packed_tree in measured]
     order = unread.attempt("Findings do not know in which order the step uses the leaves", [], argument_order, program)
-    names = [_tidy(name and name.in_order(order), tidy[0]) for name in names]
-    shown = [tidy[1](keystr(path)) for path in out_paths]
+    names = [name and name.in_order(order, tidy_path) for name in names]
+    shown = [result_path(keystr(path)) for path in out_paths]
     if sampling is not None:
-        own = [(r, name) for r, name in zip(found, names, strict=False) if name and _is_of_call(r)]
+        own = [(r, name) for r, name in zip(found, names, strict=False) if name and r.is_of_call]
         of_args = [name for r, name in own if name.arguments and not r.changes_in_loop]
-        traced = program, paths, out_paths, of_args, any(r.changes_in_loop for r, _ in own)
-        unread.attempt("How far updates move is not measured", None, sampling.traced, *traced)
+        has_loops = any(r.changes_in_loop for r, _ in own)
+        of_params, lost = (program, paths, out_paths, of_args, has_loops), "How far updates move is not measured"
+        if params := unread.attempt(lost, None, TracedParams, *of_params):
+            sampling.traced(params)
     params = {} if updates else _params(names)
-    count = (lambda *bits: bits) if deferred else None
+    count = (lambda *bits: bits) if reducers.deferred else None
     of_results = program, leaves, out, paths, out_paths, shown, params, count
     counted = unread.attempt("NaN in results are not counted", ([], None, None), count_in_results, *of_results)
     names = [name and name.in_layers() for name in names]
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
-    measurement = joined_later(measurement) if deferred else joined(measurement)
+    measurement = joined_later(measurement) if reducers.deferred else joined(measurement)
     on_traced([name for name in names if name is not None], [*notes, *unread.notes], effects_in(program))
     return jax.tree.unflatten(out_tree, out), measurement
-
-
-def _is_of_call(r: Reaped) -> bool:
-    """Whether these are the gradients of a call of `jax.grad`."""
-    return r.gradient is None and r.sown.kind != "tap"
 
 
 def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan: OptimizerInputs, updates: bool):
     """The names with their labels, and a note for each gradient that is transformed for the optimizer."""
     labelled, notes, known = [], [], {r.gradient for r in found if r.sown.kind == "received"}
     for r, name in zip(found, names, strict=True):
-        if name is not None and _is_of_call(r):
+        if name is not None and r.is_of_call:
             label, transforms = plan.label_of(r)
             name = name._replace(label=label)
             if r.tagged in plan.unscaled & plan.scaled:
@@ -416,45 +401,24 @@ def _labelled(found: Sequence[Reaped], names: Sequence[Attribution | None], plan
     return labelled, notes
 
 
-def _notes_of_loops(found: Sequence[Reaped], names: Sequence[Attribution | None]) -> list[str]:
-    of_last = [name.source.name for r, name in zip(found, names, strict=True) if name and r.is_of_last_step]
-    return [
-        f"{name}: in a while loop, only the last iteration is measured, since their number is unknown. "
-        "lax.scan, or lax.fori_loop with constant bounds, measures every iteration."
-        for name in of_last
-        if not is_beside(name)  # which is measured with its gradients
-    ]
-
-
-def _notes_of_left_out(primitives: Collection[str]) -> list[str]:
-    return [
-        f"What jax.grad computes inside `{name}`, as the product with a Hessian that a solver takes, is not measured."
-        for name in sorted(primitives)
-    ]
-
-
 def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
     """The path of each parameter, by the number of the argument that holds it."""
     known = [name for name in names if name is not None and name.arguments]
     has_several = len({name.owner for name in known}) > 1
     found: dict[int, str] = {}
     for name in known:
-        paths = itertools.compress(name.source.paths, name.source.has_number)
-        found.update(
-            (i, (name.owner if has_several else "") + path) for i, path in zip(name.arguments, paths, strict=True)
-        )
+        paths, owner = itertools.compress(name.source.paths, name.source.has_number), name.owner * has_several
+        found.update(zip(name.arguments, [owner + path for path in paths], strict=True))
     return found
 
 
 def _flagged(
     name: Attribution, zeros: Collection[int], frozen: Collection[int], drifting: Collection[int]
 ) -> Attribution:
-    """The name, with flags for leaves whose gradients are zero by construction, and for frozen and drifting ones.
+    """The name, with flags for leaves whose gradients are zero by construction, and for frozen and drifting arguments.
 
     Args:
       zeros: The numbers of the former, counted among those with numbers.
-      frozen: The numbers of the arguments that the step never changes.
-      drifting: The numbers of those that each device changes by values of its own.
     """
     places, n = [leaf for leaf, has in enumerate(name.source.has_number) if has], len(name.source.paths)
     of_flags = {"cut_off": {places[i] for i in zeros}}
@@ -462,13 +426,6 @@ def _flagged(
         of_flags[flag] = {leaf for leaf, i in zip(places, name.arguments, strict=False) if i in numbers}
     flags: dict[str, Any] = {f: tuple(leaf in leaves for leaf in range(n)) for f, leaves in of_flags.items() if leaves}
     return name._replace(source=name.source._replace(**flags))
-
-
-def _tidy(name: Attribution | None, tidy_path: Callable[[str], str]) -> Attribution | None:
-    if name is None or tidy_path is str:
-        return name
-    paths, forward = (tuple(map(tidy_path, paths)) for paths in (name.source.paths, name.forward))
-    return name._replace(source=name.source._replace(paths=paths), forward=forward)
 
 
 class _Layers:
@@ -489,21 +446,10 @@ class _Layers:
         self._closed += closed
         return axes
 
-    def measured(self, tree: Any, source: MeasuredTree, statistics) -> tuple[MeasuredTree, jax.Array]:
-        """Measure a tree of concrete values, layer by layer in arrays that the user names."""
-        pairs = [*zip(jax.tree.leaves(tree), source.has_number, strict=True)]
-        axes = self.axes_of(source, ())
-        packed = reduce_leaves([leaf if has else None for leaf, has in pairs], statistics, axes)
-        return in_layers(source, axes), packed
-
     @property
     def notes(self) -> list[str]:
         unused = "no array that is measured has such a key path and axis"
-        return [*dict.fromkeys(self._closed), *(f"stacked={glob!r}: {unused}" for glob in self._unused)]
-
-
-def _sow(kind, tree, origins=None, name="grads"):
-    return sow(kind, name, tree, [] if origins is None else jax.tree.leaves(origins))
+        return [*dict.fromkeys(self._closed), *[f"stacked={glob!r}: {unused}" for glob in self._unused]]
 
 
 def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_traced):
@@ -515,9 +461,10 @@ def _measured_at_once(function, args, kwargs, statistics, updates, layers, on_tr
         count = sum(n.source.name.split(" #")[0] == name for n in names)
         source = source_of(tree, f"{name} #{count + 1}" if count else name)
         if any(source.has_number) and kind != "loss":
-            source, packed_tree = layers.measured(tree, source, statistics)
-            names.append(Attribution(source, "", ()))
-            packed.append(packed_tree)
+            leaves, axes = jax.tree.leaves(tree), layers.axes_of(source, ())
+            leaves = [leaf if has else None for leaf, has in zip(leaves, source.has_number, strict=True)]
+            packed.append(reduce_leaves(leaves, statistics, axes))
+            names.append(Attribution(in_layers(source, axes), "", ()))
         return tree
 
     with seeing_gradients(see):
@@ -547,14 +494,6 @@ def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
 def _reduce_deferred(sown: Sown, values: Sequence[Any]) -> Unreduced:
     as_they_are = (type(None), BatchSlice)
     return Unreduced([x if isinstance(x, as_they_are) else jnp.asarray(x) for x in _leaves(sown, values)], sown.axes)
-
-
-def _reduce_per_device(sown: Sown, values: Sequence[Any]) -> jax.Array:
-    return _reduce_deferred(sown, values).reduced()
-
-
-def _reduce_deferred_per_device(sown: Sown, values: Sequence[Any]) -> Any:
-    return _reduce_deferred(sown, values).per_device()
 
 
 def _leaves(sown: Sown, values: Sequence[Any]) -> list[Any]:

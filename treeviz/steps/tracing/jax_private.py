@@ -181,21 +181,17 @@ def seeing_gradients(see: See, why: str = "treeviz") -> Iterator[None]:
     from jax._src import api
 
     before = getattr(_here, "see", None)
-    with replaced(api, _replacements(api)):
+    # Up to jax 0.6 or so, `value_and_grad` and `vjp` both call `_vjp`. Later `value_and_grad` calls `vjp`, and the
+    # pullback of a direct `jax.vjp` ends in `_vjp3_bwd`.
+    names = ("_vjp",) if hasattr(api, "_vjp") else ("vjp", "_vjp3_bwd")
+    replacements = dict(zip(names, (functools.partial(_seen_vjp, names[0]), _seen_backward), strict=False))
+    with replaced(api, replacements):
         _here.see = see
         try:
             with traced_anew(why):
                 yield
         finally:
             _here.see = before
-
-
-def _replacements(api: Any) -> dict[str, Callable]:
-    """The replacements for functions of `jax._src.api`, by name."""
-    if hasattr(api, "_vjp"):  # up to jax 0.6 or so, `value_and_grad` and `vjp` both call it
-        return {"_vjp": functools.partial(_seen_vjp, "_vjp")}
-    # Later `value_and_grad` calls `vjp`, and the pullback of a direct `jax.vjp` ends in `_vjp3_bwd`.
-    return {"vjp": functools.partial(_seen_vjp, "vjp"), "_vjp3_bwd": _seen_backward}
 
 
 def _seen_vjp(name, fun, *primals, **options):
@@ -228,17 +224,16 @@ def _seen_vjp(name, fun, *primals, **options):
     return (value, seen, *aux)
 
 
-def _seen_pullback(pullback, *cotangents):
-    gradients = pullback(*cotangents)
+def _seen_pullback(pullback, *args, **options):
+    gradients = pullback(*args, **options)
     see = now_seeing()
     return gradients if see is None else _as_one_tree(lambda g: see("cotangents", g, None), gradients)
 
 
 def _seen_backward(*args, **options):
     """Replaces `jax._src.api._vjp3_bwd`."""
-    gradients = original_of("_vjp3_bwd")(*args, **options)
-    see = None if getattr(_here, "is_nested", False) else now_seeing()
-    return gradients if see is None else _as_one_tree(lambda g: see("cotangents", g, None), gradients)
+    backward, is_nested = original_of("_vjp3_bwd"), getattr(_here, "is_nested", False)
+    return backward(*args, **options) if is_nested else _seen_pullback(backward, *args, **options)
 
 
 def _as_one_tree(see, gradients):

@@ -29,12 +29,12 @@ class JitOptions(NamedTuple):
 
 def is_jitted(step: Any) -> bool:
     """Whether `jax.jit` returned this very object, not something around it."""
-    return type(step) is _probe().type and jit_info(step) is not None
+    return type(step) is type(_jitted_without_options()) and jit_info(step) is not None
 
 
 def jit_options(step: Any) -> JitOptions:
     """The options with which `jax.jit` made a jitted function."""
-    info, without = jit_info(step), _probe().info
+    info, without = jit_info(step), jit_info(_jitted_without_options())
     options = {name: getattr(info, name) for name in OPTIONS}
     keywords: dict[str, Any] = {name: value for name, value in options.items() if value != getattr(without, name)}
     # These two options of `jax.jit` are deprecated, and a later release lacks the attributes.
@@ -61,42 +61,22 @@ def arguments_read(compiled: Any) -> list[int] | None:
     return guarded(lambda: kept_arguments(compiled), lambda _: None)
 
 
-class _Probe(NamedTuple):
-    """A jitted function without options."""
-
-    type: type
-    info: Any  # JAX's record of its options, all of which are those that `jax.jit` takes by itself
-    unspecified: Any  # the marker of a sharding that was not given
-
-
 @functools.cache
-def _probe() -> _Probe:
-    jitted = jax.jit(lambda: None)
-    info = jit_info(jitted)
-    return _Probe(type(jitted), info, info and info.in_shardings_leaves[0])
+def _jitted_without_options() -> Any:
+    return jax.jit(lambda: None)
 
 
-def _shardings(treedef, shardings, layouts):
+def _shardings(treedef, shardings, layouts_of):
     """The shardings of all arguments or results with their layouts; None if neither was given."""
-    if all(_is_unspecified(s) for s in shardings) and all(x is None for x in layouts):
+    (unspecified,) = jit_info(_jitted_without_options()).in_shardings_leaves
+    given = [None if s is unspecified else s for s in shardings]
+    if given == [None] * len(given) == [*layouts_of]:
         return None
-    leaves = [
-        _with_layout(layout, None if _is_unspecified(s) else s) for s, layout in zip(shardings, layouts, strict=True)
-    ]
-    return tree_util.tree_unflatten(treedef, leaves)
-
-
-def _is_unspecified(sharding: Any) -> bool:
-    return sharding is _probe().unspecified
-
-
-def _with_layout(layout, sharding):
-    if layout is None:
-        return sharding
     from jax.experimental import layout as layouts
 
     both = getattr(layouts, "Format", None) or layouts.Layout  # `Layout` until jax 0.6
-    return both(layout, sharding)
+    pairs = zip(layouts_of, given, strict=True)
+    return tree_util.tree_unflatten(treedef, [s if layout is None else both(layout, s) for layout, s in pairs])
 
 
 # `tap`: record a tree of numbers from any place in a watched step.
@@ -123,14 +103,9 @@ def tap(tree: Any, name: str, *, cotangent: bool = False) -> Any:
     see = now_seeing()
     if see is None:
         return tree
-    name = printable(name)
-    name = name_of_tap(name)
+    name = name_of_tap(printable(name))
     if not cotangent:
         return see("tap", tree, name=name)
-    return _with_tapped_cotangent(tree, name)
-
-
-def _with_tapped_cotangent(tree: Any, name: str) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     places = [i for i, has in enumerate(source_of(tree, name).has_number) if has]
     # `backward` runs later, and may hold no tracer.
@@ -199,40 +174,27 @@ def ran(error: Exception) -> bool:
 Make = Callable[[Callable], Callable]  # the Python function -> a jitted one that returns `(out, measurement)`
 
 
-def copy_leaves(tree: Any, copy_array: Callable[[Any], Any]) -> Any:
-    """The tree with `copy_array` applied to every leaf."""
-    return jax.tree.map(copy_array, tree)
-
-
 class JittedStep(NamedTuple):
     """A step, and the function within it that `jax.jit` made.
 
     Attributes:
-      step: The user's step.
-      jitted: The function within it that `jax.jit` made.
       around: Wraps the step around what a `Make` makes instead of `jitted`. Returns a function with the step's
         arguments, which returns `(what the step returns, measurement)`.
-      is_plain: `step` is `jitted`, without a wrapper that needs its results.
       copied: Copies arguments, given how an array is copied. A step on the copies leaves the originals unchanged.
-      tidy_path: Shortens the path of a gradient to that of the user's parameter.
-      result_path: Shortens the path of a result of `jitted` to that of a result of the step.
-      changes_arguments: The step also returns by changing its arguments.
-      receives: An argument holds its gradients.
       same_arguments: `jitted` takes the arguments of the step, in whatever form, each in its place and by its name.
-      static_numbers: Whatever is no array is static for it, also a Python number.
     """
 
-    step: Any
-    jitted: Any
+    step: Any  # the user's step
+    jitted: Any  # the function within it that `jax.jit` made
     around: Callable[[Make], Callable]
-    is_plain: bool = False
-    copied: Callable[[Any, Callable[[Any], Any]], Any] = copy_leaves
-    tidy_path: Callable[[str], str] = str
-    result_path: Callable[[str], str] = str
-    changes_arguments: bool = False
-    receives: bool = False
+    is_plain: bool = False  # `step` is `jitted`, without a wrapper that needs its results
+    copied: Callable[[Any, Callable[[Any], Any]], Any] = lambda tree, copy_array: jax.tree.map(copy_array, tree)
+    tidy_path: Callable[[str], str] = str  # shortens the path of a gradient to that of the user's parameter
+    result_path: Callable[[str], str] = str  # shortens the path of a result of `jitted` to that of a result of the step
+    changes_arguments: bool = False  # the step also returns by changing its arguments
+    receives: bool = False  # an argument holds its gradients
     same_arguments: bool = False
-    static_numbers: bool = False
+    static_numbers: bool = False  # whatever is no array is static for it, also a Python number
 
 
 Unwrap = Callable[[Any], JittedStep | None]
@@ -261,10 +223,6 @@ def tidies(module: str, **paths: Callable[[str], str]) -> None:
     _inside[module] = paths
 
 
-def _module(function: Any) -> str:
-    return getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "")
-
-
 def is_partial(step: Any) -> bool:
     """Whether a step is a `functools.partial`, or what Equinox makes of a bound method, which is like one."""
     return isinstance(step, functools.partial) or (is_of("equinox", step) and type(step).__name__ == "Partial")
@@ -283,36 +241,39 @@ def jitted_step(step: Any) -> JittedStep:
       LibraryMoved: The release of its library is unknown.
     """
     if is_jitted(step):
-        own_module = _module(step.__wrapped__)
-        tidy: dict[str, Any] = next(
-            (paths for module, paths in _inside.items() if f"{own_module}.".startswith(f"{module}.")), {}
-        )
+        function = step.__wrapped__
+        owner = function if isinstance(function, types.FunctionType) else type(function)
+        module = f"{getattr(owner, '__module__', '')}."
+        tidy: Any = next((paths for known, paths in _inside.items() if module.startswith(f"{known}.")), {})
         return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)._replace(**tidy)
-    if isinstance(step, types.MethodType):
-        inner = jitted_step(step.__func__)
-        return inner._replace(step=step, around=lambda make: functools.partial(inner.around(make), step.__self__))
-    if is_partial(step):
-        inner = jitted_step(step.func)
-        return inner._replace(
-            step=step, around=lambda make: functools.partial(inner.around(make), *step.args, **step.keywords)
-        )
+    if isinstance(step, types.MethodType) or is_partial(step):
+        is_method = isinstance(step, types.MethodType)
+        inner = jitted_step(step.__func__ if is_method else step.func)
+        args, kwargs = ((step.__self__,), {}) if is_method else (step.args, step.keywords)
+        return inner._replace(step=step, around=lambda make: functools.partial(inner.around(make), *args, **kwargs))
     for unwrap in _unwraps.values():
         found = unwrap(step)
         if found is not None:
             return found
-    if type(step).__name__ == "PmapFunction" or _is_pmapped(step):
+    # `jax.pmap` returns a Python function since jax 0.8.
+    is_pmapped = getattr(getattr(step, "lower", None), "__qualname__", "").startswith("pmap.")
+    if is_pmapped or type(step).__name__ == "PmapFunction":
         raise made_by_pmap(step, "jax.pmap", "jax.jit(jax.vmap")
-    raise CannotWatch(step, _why_not_jitted(step))
+    if type(step).__name__ in ("Compiled", "Lowered", "Traced"):  # of JAX, Equinox or Flax
+        why = "the step is compiled ahead of time, so it cannot be traced again; watch the function that was lowered"
+    elif not callable(step):
+        why = f"expected a jitted function, got {type(step).__name__}"
+    else:
+        why = (
+            f"`{step_name(step)}` was not returned by jax.jit. Watch the jitted function "
+            "itself, inspector.watch(jax.jit(step)), before wrapping it"
+        )
+    raise CannotWatch(step, why)
 
 
 def function_of(step: Any) -> Any:
     """The Python function of a step, with its signature: a bound method's own would include `self`."""
     return step if isinstance(step, types.MethodType) else getattr(step, "__wrapped__", step)
-
-
-def _is_pmapped(step: Any) -> bool:
-    """Whether it is the Python function that jax.pmap returns since jax 0.8."""
-    return getattr(getattr(step, "lower", None), "__qualname__", "").startswith("pmap.")
 
 
 def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
@@ -329,17 +290,6 @@ def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
         '    sharding = NamedSharding(Mesh(jax.devices(), "devices"), PartitionSpec("devices"))\n'
         f"    arguments = jax.device_put(arguments, sharding)  # those that {by} divides\n"
         f'    step = inspector.watch({vmapped}(function, axis_name="batch")))  # the function that {by} was given',
-    )
-
-
-def _why_not_jitted(step: Any) -> str:
-    if type(step).__name__ in ("Compiled", "Lowered", "Traced"):  # of JAX, Equinox or Flax
-        return "the step is compiled ahead of time, so it cannot be traced again; watch the function that was lowered"
-    if not callable(step):
-        return f"expected a jitted function, got {type(step).__name__}"
-    return (
-        f"`{step_name(step)}` was not returned by jax.jit. Watch the jitted function "
-        "itself, inspector.watch(jax.jit(step)), before wrapping it"
     )
 
 
@@ -383,25 +333,24 @@ def receiving(step: JittedStep, name: str) -> JittedStep:
     names = inspect.signature(step.jitted).parameters
     if name not in names:
         raise CannotWatch(step.step, f"gradients={name!r}: the step has no such parameter; it has {', '.join(names)}")
-    around = step.around
-    return step._replace(around=lambda make: around(lambda function: make(_sown(function, name))), receives=True)
 
+    def sowing(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def sown(*args, **kwargs):
+            see = now_seeing()
+            if see is None:
+                return function(*args, **kwargs)
+            call = inspect.signature(function).bind(*args, **kwargs)
+            grads = call.arguments[name]
+            params = like(grads, (value for other, value in call.arguments.items() if other != name))
+            if params is None:
+                raise ValueError(f"no argument holds parameters of the structure and the shapes of {name}")
+            call.arguments[name] = see("grads", grads, params)
+            return function(*call.args, **call.kwargs)
 
-def _sown(function: Callable, name: str) -> Callable:
-    @functools.wraps(function)
-    def sown(*args, **kwargs):
-        see = now_seeing()
-        if see is None:
-            return function(*args, **kwargs)
-        call = inspect.signature(function).bind(*args, **kwargs)
-        grads = call.arguments[name]
-        params = like(grads, (value for other, value in call.arguments.items() if other != name))
-        if params is None:
-            raise ValueError(f"no argument holds parameters of the structure and the shapes of {name}")
-        call.arguments[name] = see("grads", grads, params)
-        return function(*call.args, **call.kwargs)
+        return sown
 
-    return sown
+    return step._replace(around=lambda make: step.around(lambda function: make(sowing(function))), receives=True)
 
 
 def like(tree: Any, others: Iterable[Any]) -> Any:

@@ -49,57 +49,42 @@ UNSCALED, CLIPPED = "unscaled", "clipped or scaled by its norm"
 
 
 class Recomputation(NamedTuple):
-    """Equations that are computed a second time.
-
-    Attributes:
-      result: The variable to return.
-      outside: For equations of an inner jaxpr: the outer atom of each of its arguments.
-    """
+    """Equations that are computed a second time."""
 
     eqns: tuple[Any, ...]
-    result: Any
-    outside: Mapping[Any, Any] = MappingProxyType({})
+    result: Any  # the variable to return
+    outside: Mapping[Any, Any] = MappingProxyType({})  # of an inner jaxpr: the outer atom of each of its arguments
 
     @property
     def reads(self) -> set[Any]:
         """The outer variables that it reads."""
         made = {v for eqn in self.eqns for v in eqn.outvars}
-        atoms = (x for eqn in self.eqns for x in eqn.invars if isinstance(x, Literal) or x not in made)
-        recomputed = (x if isinstance(x, Literal) else self.outside.get(x, x) for x in atoms)
-        return {x for x in recomputed if not isinstance(x, Literal)}
+        read = {x for eqn in self.eqns for x in eqn.invars if not isinstance(x, Literal)} - made
+        return {outer for x in read if not isinstance(outer := self.outside.get(x, x), Literal)}
 
     def run(self, read: Callable[[Any], Any]) -> Any:
         values: dict[Any, Any] = {}
         for eqn in self.eqns:
-            is_made = [not isinstance(x, Literal) and x in values for x in eqn.invars]
             operands = [
-                values[x] if is_made else read(x if isinstance(x, Literal) else self.outside.get(x, x))
-                for x, is_made in zip(eqn.invars, is_made, strict=True)
+                read(x) if isinstance(x, Literal) else values[x] if x in values else read(self.outside.get(x, x))
+                for x in eqn.invars
             ]
             values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
         return values[self.result]
 
 
 class ScaledGradient(NamedTuple):
-    """A variable that is a gradient, or a sum of gradients, times scalars.
-
-    Attributes:
-      leaf: The number of the value in its tree.
-      value: The variable that is scaled.
-      axis: The axis of the examples or micro-batches, which `over` names.
-      n: The number of summed examples or micro-batches.
-      is_whole: The scale is complete; a factor that it leaves out is the optimizer's.
-    """
+    """A variable that is a gradient, or a sum of gradients, times scalars."""
 
     sown: Sown
-    leaf: int
-    value: Any
+    leaf: int  # the number of the value in its tree
+    value: Any  # the variable that is scaled
     scale: Scale = ()
-    axis: int | None = None
+    axis: int | None = None  # the axis of the examples or micro-batches, which `over` names
     over: str = ""
-    n: int = 1
+    n: int = 1  # the number of summed examples or micro-batches
     transforms: tuple[str, ...] = ()
-    is_whole: bool = True
+    is_whole: bool = True  # the scale is complete; a factor that it leaves out is the optimizer's
 
     def scaled(self, scale: Scale, is_whole: bool, transform: str = "") -> ScaledGradient:
         more = (transform,) if transform and transform not in self.transforms else ()
@@ -107,47 +92,32 @@ class ScaledGradient(NamedTuple):
 
     def summed(self, value: Any, n: int) -> ScaledGradient:
         factor = _number(self.scale)
-        transform = (
-            "summed" if factor == 1 else "averaged" if factor and _is_near(factor * n, 1) else "weighted and summed"
-        )
-        transforms = (*self.transforms, f"{transform} over {self.over}")
+        how = "summed" if factor == 1 else "averaged" if factor and _is_near(factor * n, 1) else "weighted and summed"
+        transforms = (*self.transforms, f"{how} over {self.over}")
         return self._replace(value=value, scale=(), axis=None, n=n, transforms=transforms, is_whole=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What the optimizer receives for a sown tree.
+    """What the optimizer receives for a sown tree."""
 
-    Attributes:
-      values: The variable of each value, before it is scaled.
-      sums: The equations that compute each value, if it is a sum over an axis or over calls.
-      is_sown: The values are the sown values themselves.
-      scale: The scale of all values.
-      transforms: What was done to the gradients, in order.
-    """
-
-    values: tuple[Any, ...]
-    sums: tuple[Recomputation | None, ...]
-    is_sown: bool
-    scale: Scale
-    transforms: tuple[str, ...]
+    values: tuple[Any, ...]  # the variable of each value, before it is scaled
+    sums: tuple[Recomputation | None, ...]  # of each value, if it is a sum over an axis or over calls
+    is_sown: bool  # the values are the sown values themselves
+    scale: Scale  # the scale of all values
+    transforms: tuple[str, ...]  # what was done to the gradients, in order
 
     @property
     def reads(self) -> set[Any]:
         """The variables needed to compute it."""
-        of_sums = (x for made in self.sums if made is not None for x in made.reads)
+        of_sums = [x for made in self.sums if made is not None for x in made.reads]
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
     def read(self, read: Callable[[Any], Any], copies: Mapping[Any, Any]) -> list[Any]:
-        """The values. Sums are recomputed, as `tracing.recompute` explains, from copies if there are any.
-
-        Args:
-          copies: The copy of each summed variable.
-        """
+        """The values. Sums are recomputed, as `tracing.recompute` explains, from copies if there are any."""
 
         def copied(x: Any) -> Any:
-            is_copied = not isinstance(x, Literal) and x in copies
-            return barrier(copies[x] if is_copied else read(x))
+            return barrier(read(x) if isinstance(x, Literal) or x not in copies else copies[x])
 
         return [read(v) if made is None else made.run(copied) for v, made in zip(self.values, self.sums, strict=True)]
 
@@ -170,7 +140,11 @@ def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
         cases = [jnp.float32(0) if scale is None else factor(scale, read) for scale in scales]
         return lax.select_n(_scalar(read(which)), *cases)
     inner, by = factor(operands[0], read), operands[1]
-    by = np.float32(by) if isinstance(by, float) else _magnitude(_scalar(read(by)))
+    if isinstance(by, float):
+        by = np.float32(by)
+    else:  # of a complex number the magnitude; real numbers keep their sign
+        by = _scalar(read(by))
+        by = (lax.abs(by) if jnp.iscomplexobj(by) else by).astype(jnp.float32)
     return inner * by if kind == "mul" else inner / by
 
 
@@ -187,11 +161,6 @@ def _is_near(x: float, y: float) -> bool:
     return abs(x - y) < 1e-3 * abs(y)
 
 
-def _magnitude(x: Any) -> Any:
-    """The magnitude of a complex number; real numbers keep their sign."""
-    return (lax.abs(x) if jnp.iscomplexobj(x) else x).astype(jnp.float32)
-
-
 def _scalar(x: Any) -> Any:
     return barrier(lax.stop_gradient(jnp.asarray(x))).reshape(())
 
@@ -201,20 +170,12 @@ def _scalar(x: Any) -> Any:
 _LEAST = 8.0
 
 
-def _scales(loss: Any, made_by: Mapping[Any, Any]) -> set[float]:
+def _scales(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
     """The powers of two, 8 or larger, that multiply a loss in its last operations.
 
     Dividing a gradient by one of them gives exactly the gradient of the unscaled loss. Other numbers may be the
     optimizer's own, such as Adam's 1 - b1 = 0.1.
-
-    Args:
-      made_by: The equation of each variable of the jaxpr.
     """
-    return {x for x in _products(loss, made_by) if x >= _LEAST and x.hex().startswith("0x1.0000000000000p")}
-
-
-def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
-    """The factor that the last operation multiplies a scalar by, the factor of the last two operations, and so on."""
     product, products = 1.0, set()
     while not isinstance(atom, Literal) and atom in made_by and atom.aval.shape == ():
         eqn = made_by[atom]
@@ -228,7 +189,7 @@ def _products(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
         elif name not in SAME_LEAF:
             break
         atom = operands[0]
-    return products
+    return {x for x in products if x >= _LEAST and x.hex().startswith("0x1.0000000000000p")}
 
 
 def as_factor(number: Literal) -> float:
@@ -237,19 +198,13 @@ def as_factor(number: Literal) -> float:
 
 
 def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:
-    """Whether a variable is added to a parameter, so that it is a gradient times a learning rate.
-
-    Args:
-      sowing: The equation that sows the gradients.
-    """
+    """Whether a variable is added to a parameter of the equation that sows, as a gradient times a learning rate is."""
     if sowing is None or sowing.primitive is not sow_p:
         return False
     params = {x for x in sowing.invars[sowing.params["n"] :] if not isinstance(x, Literal)}
-    return any(
-        any(x is variable for x in eqn.invars) and any(not isinstance(x, Literal) and x in params for x in eqn.invars)
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name in ("add", "add_any", "sub")
-    )
+    sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("add", "add_any", "sub")]
+    operands = [{x for x in eqn.invars if not isinstance(x, Literal)} for eqn in sums]
+    return any(variable in added and added & params for added in operands)
 
 
 class _Uses:
@@ -260,7 +215,7 @@ class _Uses:
         self._users: dict[Any, list[Any]] = {}
         used = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
         for eqn in reversed(self.jaxpr.eqns):
-            largest = max((size_of(v) for v in eqn.outvars if v in used), default=0)
+            largest = max([size_of(v) for v in eqn.outvars if v in used], default=0)
             for x in {x for x in eqn.invars if not isinstance(x, Literal) and 0 < size_of(x) <= largest}:
                 self._users.setdefault(x, []).append(eqn)
                 used.add(x)
@@ -298,23 +253,12 @@ class _Uses:
 # Means and sums of gradients over several calls of a step, as in the state of `optax.MultiSteps`.
 
 
-class Accumulated(NamedTuple):
-    """A mean or sum that a conditional computes from a gradient and those of earlier calls.
+def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
+    """The means `before + (gradient - before) / n` and sums `gradient + before` in the branches of a conditional.
 
-    Attributes:
-      gradient, before: The operands of the conditional: the gradient, and the earlier mean or sum.
-      made: The new mean or sum.
-      transform: "averaged over the calls so far".
+    Each is the gradient and the mean or sum of earlier calls, both operands of the conditional; the new mean or sum;
+    and "averaged over the calls so far".
     """
-
-    gradient: Any
-    before: Any
-    made: Recomputation
-    transform: str
-
-
-def accumulated(eqn: Any) -> Iterator[Accumulated]:
-    """The means `before + (gradient - before) / n` and sums `gradient + before` in the branches of a conditional."""
     for branch, operands in programs(eqn, eqn.invars):
         jaxpr = open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))
@@ -335,7 +279,7 @@ def accumulated(eqn: Any) -> Iterator[Accumulated]:
                 if not any(x is None or isinstance(x, tuple | Literal) for x in (before, gradient)):
                     made = inner.outvars[0]
                     recomputed = Recomputation(tuple(needed(jaxpr, [made]).values()), made, outside)
-                    yield Accumulated(gradient, before, recomputed, transform)
+                    yield gradient, before, recomputed, transform
 
 
 class OptimizerInputs:
@@ -396,9 +340,7 @@ class _Level:
         self.sown: set[Any] = set()  # variables that are sown values themselves
         self.recomputed: dict[Any, Recomputation] = {}  # sums that are computed in inner jaxprs
         self.sums: dict[Any, tuple[ScaledGradient, Any]] = {}  # a gradient plus another variable
-        self.first_equal: dict[
-            Any, Any
-        ] = {}  # a scalar -> the first that is computed in the same way, as for each leaf
+        self.first_equal: dict[Any, Any] = {}  # a scalar -> the first computed in the same way, as for each leaf
         self._computed: dict[tuple, Any] = {}
         self._depends: dict[tuple[Any, Sown], bool] = {}
         self._uses = _Uses(jaxpr)
@@ -437,8 +379,10 @@ class _Level:
         batched = [dims for dims in eqn.params["batched"] if any(dim is not None for dim in dims[:n])]
         if sown.kind in ("tap", "loss") or len(batched) > 1:
             return
-        axes = batched[0][:n] if batched and _is_per_example(batched[0], n) else (None,) * n
-        if not batched or axes[0] is not None:
+        # A `vmap` that batches the gradients, but not their parameters, is over examples.
+        is_per_example = bool(batched) and None not in batched[0][:n] and set(batched[0][n:]) == {None}
+        axes = batched[0][:n] if is_per_example else (None,) * n
+        if is_per_example or not batched:
             for leaf, (variable, axis) in enumerate(zip(eqn.outvars, axes, strict=True)):
                 self._add(variable, ScaledGradient(sown, leaf, variable, axis=axis, over="examples"))
 
@@ -473,7 +417,7 @@ class _Level:
         name, (first, *rest) = eqn.primitive.name, eqn.invars
         gradient, out = self.gradient(first), eqn.outvars[0]
         if name in SAME_LEAF:
-            operands = ((v, self.gradient(x)) for v, x in zip(eqn.outvars, eqn.invars, strict=False))
+            operands = [(v, self.gradient(x)) for v, x in zip(eqn.outvars, eqn.invars, strict=False)]
             self.gradient_of.update((v, gradient) for v, gradient in operands if gradient is not None)
         elif name == "integer_pow" and eqn.params["y"] == 1 and gradient is not None:
             self.gradient_of[out] = gradient
@@ -492,35 +436,26 @@ class _Level:
         elif name == "select_n" or eqn.params.get("name") == "_where":  # jnp.where has the cases in reverse
             self._selection(out, first, rest if name == "select_n" else rest[::-1])
         elif name == "dot_general":
-            self._weighted_sum(eqn)
-        elif name == COND:
-            self._accumulated(eqn)
-        elif (
-            eqn.params.get("name") == "clip" and gradient is not None and gradient.is_whole and not gradient.transforms
-        ):  # of jnp.clip
-            self.inputs.clipped.add(gradient.sown)
-
-    def _accumulated(self, eqn: Any) -> None:
-        """Follow a mean or sum with the gradients of earlier calls, which are an argument."""
-        for accumulation in accumulated(eqn):
-            gradient = self.gradient(accumulation.gradient)
-            is_known = gradient is not None and gradient.is_whole and gradient.axis is None
-            if not is_known or gradient is None or accumulation.before not in self.jaxpr.invars:
-                continue
-            if not self.reaches(self.sown_from(gradient.sown), {accumulation.before}):  # else it is a parameter
-                transforms = (*gradient.transforms, accumulation.transform)
-                self.gradient_of[accumulation.made.result] = gradient._replace(
-                    value=accumulation.made.result, scale=(), transforms=transforms
-                )
-                self.recomputed[accumulation.made.result] = accumulation.made
-
-    def _weighted_sum(self, eqn: Any) -> None:
-        """Follow a sum over examples that are weighted, e.g. clipped one by one."""
-        for i, (x, contracted, batch) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
-            gradient, weights = self.gradient(x), eqn.invars[1 - i]
-            is_over = gradient is not None and tuple(contracted) == (gradient.axis,) and not batch
-            if is_over and gradient is not None and self.gradient(weights) is None and weights.aval.ndim == 1:
-                self.gradient_of[eqn.outvars[0]] = self._weighted(gradient, weights).summed(eqn.outvars[0], 1)
+            # A sum over examples that are weighted, e.g. clipped one by one.
+            for i, (x, contracted, batch) in enumerate(zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)):
+                gradient, weights = self.gradient(x), eqn.invars[1 - i]
+                if gradient is None or tuple(contracted) != (gradient.axis,) or batch:
+                    continue
+                if self.gradient(weights) is None and weights.aval.ndim == 1:
+                    self.gradient_of[out] = self._weighted(gradient, weights).summed(out, 1)
+        elif name == COND:  # a mean or sum with the gradients of earlier calls, which are an argument
+            for operand, before, made, transform in accumulated(eqn):
+                gradient = self.gradient(operand)
+                if gradient is None or not gradient.is_whole or gradient.axis is not None:
+                    continue
+                if before in self.jaxpr.invars and not self.reaches(self.sown_from(gradient.sown), {before}):
+                    # Else it is a parameter.
+                    transforms = (*gradient.transforms, transform)
+                    out = made.result
+                    self.gradient_of[out] = gradient._replace(value=out, scale=(), transforms=transforms)
+                    self.recomputed[out] = made
+        elif eqn.params.get("name") == "clip" and gradient and gradient.is_whole and not gradient.transforms:
+            self.inputs.clipped.add(gradient.sown)  # by jnp.clip
 
     def _weighted(self, gradient: ScaledGradient, weights: Any) -> ScaledGradient:
         return gradient.scaled((), True, CLIPPED if self.depends(weights, gradient.sown) else "")
@@ -539,18 +474,16 @@ class _Level:
             transform = self._transform_of(name, scalar, gradient, out)
             by = as_factor(scalar) if isinstance(scalar, Literal) else scalar
             if transform == "":
-                gradient = gradient._replace(
-                    transforms=tuple(transform.replace("summed", "averaged") for transform in gradient.transforms)
-                )
+                averaged = tuple(made.replace("summed", "averaged") for made in gradient.transforms)
+                gradient = gradient._replace(transforms=averaged)
             is_open = transform is None and gradient.transforms and gradient.transforms[-1] != CLIPPED
             if is_open and self._uses.is_only(eqn, operand):
                 roles = ("optimizer", "rate", "scaled", "sum") if name == "div" else ("optimizer",)
                 text = f"{by:g}" if isinstance(by, float) else "a scalar"
                 text = f"divided by {text}" if name == "div" else f"times {text}"
                 transform = text if self._uses.role(out) in roles else None
-            self.gradient_of[out] = gradient.scaled(
-                (name, gradient.scale, by), gradient.is_whole and transform is not None, transform or ""
-            )
+            is_whole = gradient.is_whole and transform is not None
+            self.gradient_of[out] = gradient.scaled((name, gradient.scale, by), is_whole, transform or "")
 
     def _transform_of(self, name: str, scalar: Any, gradient: ScaledGradient, out: Any) -> str | None:
         """What a product with a scalar does to a gradient; None if it may be the optimizer's own."""
@@ -562,7 +495,12 @@ class _Level:
             return UNSCALED if is_scale and not is_step_of(self.made_by.get(gradient.value), out, self.jaxpr) else None
         if self.depends(scalar, gradient.sown):
             return CLIPPED
-        root, is_inverse = self._root(scalar)
+        # The variable that the scalar equals, or is the inverse of.
+        eqn, root, is_inverse = self.made_by.get(scalar), scalar, False
+        if eqn is not None and eqn.primitive.name == "div" and isinstance(eqn.invars[0], Literal):
+            root, is_inverse = self.scalar(eqn.invars[1]), True
+        elif eqn is not None and eqn.primitive.name == "integer_pow" and eqn.params["y"] == -1:
+            root, is_inverse = self.scalar(eqn.invars[0]), True
         made_with = root is not None and self.reaches(self.sown_from(gradient.sown), {root})
         if not made_with or is_inverse != (name == "mul"):
             return None
@@ -571,41 +509,27 @@ class _Level:
 
     def sown_from(self, sown: Sown) -> list[Any]:
         """The operands of the equations that compute a sown tree in this jaxpr."""
-        makers = (self.made_by.get(v) for v in self.starts[sown])
+        makers = [self.made_by.get(v) for v in self.starts[sown]]
         return [x for eqn in makers if eqn is not None for x in eqn.invars]
-
-    def _root(self, scalar: Any) -> tuple[Any, bool]:
-        """The variable that a scalar equals, or is the inverse of; and whether it is the inverse."""
-        eqn = self.made_by.get(scalar)
-        if eqn is not None and eqn.primitive.name == "div" and isinstance(eqn.invars[0], Literal):
-            return self.scalar(eqn.invars[1]), True
-        is_inverse = eqn is not None and eqn.primitive.name == "integer_pow" and eqn.params["y"] == -1
-        return (self.scalar(eqn.invars[0]), True) if is_inverse and eqn is not None else (scalar, False)
 
     def _selection(self, out: Any, which: Any, cases: Sequence[Any]) -> None:
         """Follow a choice between scales of one gradient, by a condition that depends on it, or between it and zero."""
         gradients, condition = [self.gradient(x) for x in cases], self.scalar(which)
         scaled = [gradient for gradient in gradients if gradient is not None]
+        others = [x for x, gradient in zip(cases, gradients, strict=True) if gradient is None]
         if condition is None and len(scaled) == 1 and scaled[0].is_whole and not scaled[0].transforms:
-            others, start = (
-                (which, *(x for x, gradient in zip(cases, gradients, strict=True) if gradient is None)),
-                scaled[0].sown,
-            )
-            if all(self.reaches([x], {*self.starts[start]}) for x in others):  # clips some elements, e.g. rows
-                self.inputs.clipped.add(start)
-        is_zero = [gradient is not None or self._is_zero(x) for gradient, x in zip(gradients, cases, strict=True)]
+            starts = {*self.starts[scaled[0].sown]}
+            if all(self.reaches([x], starts) for x in (which, *others)):  # clips some elements, e.g. rows
+                self.inputs.clipped.add(scaled[0].sown)
+        zeros = [isinstance(x, Literal) and not np.any(x.val) for x in map(self.scalar, others)]
         sources = {(gradient.sown, gradient.leaf, gradient.value, gradient.axis) for gradient in scaled}
-        if condition is None or isinstance(condition, Literal) or len(sources) != 1 or not all(is_zero):
+        if condition is None or isinstance(condition, Literal) or len(sources) != 1 or not all(zeros):
             return
         whole = next((gradient for gradient in scaled if gradient.is_whole), None)
         clips = self.depends(condition, scaled[0].sown)
         if whole is not None and (clips or (whole.transforms and len(scaled) == 1)):
             scales = tuple(None if gradient is None else gradient.scale for gradient in gradients)
             self.gradient_of[out] = whole.scaled(("select", condition, scales), True, CLIPPED if clips else "")
-
-    def _is_zero(self, atom: Any) -> bool:
-        scalar = self.scalar(atom)
-        return isinstance(scalar, Literal) and not np.any(scalar.val)
 
     def scalar(self, atom: Any) -> Any:
         """The scalar that an atom is, or that all its elements equal; None if there is none."""
@@ -657,34 +581,19 @@ class _Level:
             if all(gradient.transforms == (CLIPPED,) for gradient in by_leaf.values()):
                 self.inputs.clipped.add(sown)
             n = sum(sown.source.has_number)
-            (scale, *others), transforms_of_leaves = (
-                {gradient.scale for gradient in by_leaf.values()},
-                {f.transforms for f in by_leaf.values()},
-            )
-            if (
-                len(by_leaf) == n
-                and not others
-                and len(transforms_of_leaves) == 1
-                and any(transforms := transforms_of_leaves.pop())
-            ):
-                if any(self._uses.role(variables[by_leaf[leaf]]) in ("scaled", "unclear") for leaf in range(n)):
-                    self.inputs.unclear[sown] = transforms  # the user may scale it, or the optimizer
-                    continue
-                values = tuple(by_leaf[leaf].value for leaf in range(n))
-                is_sown = self.sown.issuperset(values)
-                for inside in self.inputs.received_by_jaxpr.values():  # the outermost value is the one received
-                    inside.pop(sown, None)
-                sums = tuple(self._sum(v) for v in values)
-                self.inputs.received_by_jaxpr.setdefault(id(self.jaxpr), {})[sown] = Received(
-                    values, sums, is_sown, scale, transforms
-                )
-
-    def _sum(self, variable: Any) -> Recomputation | None:
-        eqn = self.made_by.get(variable)
-        is_sum = eqn is not None and eqn.primitive.name in SUMS
-        return Recomputation((eqn,), variable) if is_sum else self.recomputed.get(variable)
-
-
-def _is_per_example(dims: Sequence[int | None], n: int) -> bool:
-    """Whether a `vmap` batches the n gradients, but not the parameters that follow them."""
-    return None not in dims[:n] and set(dims[n:]) == {None}
+            (scale, transforms), *others = {(gradient.scale, gradient.transforms) for gradient in by_leaf.values()}
+            if len(by_leaf) < n or others or not transforms:
+                continue
+            if any(self._uses.role(variables[by_leaf[leaf]]) in ("scaled", "unclear") for leaf in range(n)):
+                self.inputs.unclear[sown] = transforms  # the user may scale it, or the optimizer
+                continue
+            values = tuple([by_leaf[leaf].value for leaf in range(n)])
+            for inside in self.inputs.received_by_jaxpr.values():  # the outermost value is the one received
+                inside.pop(sown, None)
+            makers = [(v, self.made_by.get(v)) for v in values]
+            sums = [
+                Recomputation((eqn,), v) if eqn and eqn.primitive.name in SUMS else self.recomputed.get(v)
+                for v, eqn in makers
+            ]
+            received = Received(values, tuple(sums), self.sown.issuperset(values), scale, transforms)
+            self.inputs.received_by_jaxpr.setdefault(id(self.jaxpr), {})[sown] = received

@@ -7,9 +7,8 @@ move them; so the step runs unchanged, and then the new parameters are compared 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +37,7 @@ from treeviz.steps.tracing.domains import Path, match_new_params
 from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.primitives import shape_and_dtype
 from treeviz.steps.tracing.reap import differences
-from treeviz.steps.tracing.verify import bytes_for_copies, options_of_thread
+from treeviz.steps.tracing.verify import bytes_for_copies, copies, in_thread, n_bytes_on_device, options_of_thread
 from treeviz.tree.runtime import computed_once, full_searches_put_off
 from treeviz.tree.text import error_text
 from treeviz.tree.tracers import any_traced
@@ -46,16 +45,6 @@ from treeviz.tree.tracers import any_traced
 # Statistics of arrays in host memory by NumPy, which compiles nothing: rows as `treeviz.steps.reduce` packs them.
 
 _MOST = 1000  # of the magnitude of an exponent, so that two to its power is a float64
-
-
-class _Sums(NamedTuple):
-    """Of pieces of entries: which entry, the largest magnitude, its exponent, the squares by it, and the non-finite."""
-
-    entries: np.ndarray
-    peaks: np.ndarray
-    exponents: np.ndarray
-    squares: np.ndarray
-    n_bad: np.ndarray
 
 
 def whole(array: jax.Array) -> np.ndarray:
@@ -75,29 +64,44 @@ def reduce_on_host(leaves: Sequence[tuple[np.ndarray, ...] | None], axes: Sequen
     Args:
       axes: Of the layers, for each leaf; None: it has none.
     """
-    leaves_and_axes = zip(leaves, axes or (None,) * len(leaves), strict=True)
-    layers = [layer for arrays, axis in leaves_and_axes for layer in _layers(arrays, axis)]
+    layers: list[tuple[np.ndarray, ...] | None] = []
+    for arrays, axis in zip(leaves, axes or (None,) * len(leaves), strict=True):
+        is_whole = arrays is None or axis is None
+        layers += [arrays] if is_whole else zip(*[np.moveaxis(x, axis, 0) for x in arrays], strict=True)
     rows = np.zeros((len(layers), n_words(LIGHT)), np.uint32)
     rows[:, 0] = NO_NUMBER
     with np.errstate(all="ignore"):
-        parts = [_sums(entries, pieces) for entries, pieces in _together(_pieces(layers))]
-        if parts:
-            sums = _Sums(*map(np.concatenate, zip(*parts, strict=True)))
-            rows[np.unique(sums.entries)] = _packed(sums)
+        parts = [_sums(*zip(*batch, strict=True)) for batch in _batches(layers)]
+        if not parts:
+            return rows
+        entries, of_peaks, of_exponents, of_squares, n_bad = map(np.concatenate, zip(*parts, strict=True))
+        starts = np.flatnonzero(np.diff(entries, prepend=-1))
+        sizes = np.diff(starts, append=len(entries))
+        peaks = np.maximum.reduceat(of_peaks, starts)
+        exponents = _exponents(peaks)
+        squares = np.ldexp(of_squares, 2 * (of_exponents - np.repeat(exponents, sizes)))
+        floats = np.add.reduceat(squares, starts), np.ldexp(peaks, -exponents)
+        first = (EXPONENT_ZERO + exponents).astype(np.uint32) | np.uint32(USUAL << RANGE_AT)
+        bits = [x.astype(np.float32).view(np.uint32) for x in floats]
+        rows[entries[starts]] = np.stack([first, *bits, np.add.reduceat(n_bad, starts)], axis=1)
     return rows
 
 
-def _layers(arrays: tuple[np.ndarray, ...] | None, axis: int | None) -> Iterable[tuple[np.ndarray, ...] | None]:
-    if arrays is None or axis is None:
-        return [arrays]
-    return zip(*(np.moveaxis(x, axis, 0) for x in arrays), strict=True)
-
-
-def _pieces(layers: Sequence[tuple[np.ndarray, ...] | None]) -> Iterator[tuple[int, np.ndarray]]:
+def _batches(layers: Sequence[tuple[np.ndarray, ...] | None]) -> Iterator[list[tuple[int, np.ndarray]]]:
+    """Pieces of the layers, each with the number of its layer; of small pieces many at a time."""
+    batch: list[tuple[int, np.ndarray]] = []
+    n = 0
     for entry, arrays in enumerate(layers):
         flat = [x.reshape(-1) for x in arrays or ()]
         for start in range(0, flat[0].size if flat else 0, CHUNK):
-            yield entry, _difference(*(x[start : start + CHUNK] for x in flat))
+            piece = _difference(*[x[start : start + CHUNK] for x in flat])
+            if batch and n + piece.size > CHUNK:
+                yield batch
+                batch, n = [], 0
+            batch.append((entry, piece))
+            n += piece.size
+    if batch:
+        yield batch
 
 
 def _difference(left: np.ndarray, *right: np.ndarray) -> np.ndarray:
@@ -108,23 +112,8 @@ def _difference(left: np.ndarray, *right: np.ndarray) -> np.ndarray:
     return as_float64(left) if left.dtype.kind == "c" else left
 
 
-def _together(pieces: Iterable[tuple[int, np.ndarray]]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
-    """Group small pieces, to reduce many at a time."""
-    entries: list[int] = []
-    together: list[np.ndarray] = []
-    n = 0
-    for entry, piece in pieces:
-        if n + piece.size > CHUNK and together:
-            yield entries, together
-            entries, together, n = [], [], 0
-        entries.append(entry)
-        together.append(piece)
-        n += piece.size
-    if together:
-        yield entries, together
-
-
-def _sums(entries: list[int], pieces: list[np.ndarray]) -> _Sums:
+def _sums(entries: Sequence[int], pieces: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Of each piece: its entry, the largest magnitude, its exponent, the squares by it, and the non-finite."""
     sizes = np.array([piece.size for piece in pieces])
     starts = np.cumsum(sizes) - sizes
     values = np.abs(np.concatenate(pieces, dtype=np.float64))
@@ -135,24 +124,11 @@ def _sums(entries: list[int], pieces: list[np.ndarray]) -> _Sums:
     values *= np.repeat(np.ldexp(1.0, -exponents), sizes)
     values *= values
     n_bad = np.add.reduceat(is_bad, starts, dtype=np.uint32)
-    return _Sums(np.array(entries), peaks, exponents, np.add.reduceat(values, starts), n_bad)
+    return np.array(entries), peaks, exponents, np.add.reduceat(values, starts), n_bad
 
 
 def _exponents(peaks: np.ndarray) -> np.ndarray:
     return np.clip(np.frexp(peaks)[1], -_MOST, _MOST)
-
-
-def _packed(sums: _Sums) -> np.ndarray:
-    """The packed rows of the entries that have numbers."""
-    starts = np.flatnonzero(np.diff(sums.entries, prepend=-1))
-    sizes = np.diff(starts, append=len(sums.entries))
-    peaks = np.maximum.reduceat(sums.peaks, starts)
-    exponents = _exponents(peaks)
-    squares = np.ldexp(sums.squares, 2 * (sums.exponents - np.repeat(exponents, sizes)))
-    floats = np.add.reduceat(squares, starts), np.ldexp(peaks, -exponents)
-    first = (EXPONENT_ZERO + exponents).astype(np.uint32) | np.uint32(USUAL << RANGE_AT)
-    bits = (x.astype(np.float32).view(np.uint32) for x in floats)
-    return np.stack([first, *bits, np.add.reduceat(sums.n_bad, starts)], axis=1)
 
 
 # Measure parameters and their updates outside of a step, without blocking the loop.
@@ -172,8 +148,12 @@ class _Part(NamedTuple):
         return [next(left) if has else None for has in self.gradient.source.has_number]
 
 
-class _Params:
+class TracedParams:
     """The parameters of a traced step whose new values are known, and what measures both.
+
+    Args:
+      gradients: Those that belong to the step's arguments.
+      has_loops: There are others, of parameters that change in a loop inside the step.
 
     Attributes:
       why_not: Why they cannot be measured.
@@ -208,7 +188,7 @@ class _Params:
             source = gradient.source
             of_gradient = [shape_of(x) for x, has in zip(source.shapes, source.has_number, strict=True) if has]
             if None not in at and shapes == of_gradient:
-                found.append((gradient, tuple(i for i in at if i is not None)))
+                found.append((gradient, tuple([i for i in at if i is not None])))
             elif None not in at:
                 self.why_not = "they belong to the members of an ensemble"
         self.why_not = "" if found else self.why_not
@@ -230,19 +210,20 @@ class _Params:
 
     @computed_once
     def _layout(self) -> Layout:
-        sources = tuple(part.source for part in self._parts)
-        return Layout(sources, LIGHT, (), tuple((len(source.paths), n_words(LIGHT)) for source in sources))
+        sources = tuple([part.source for part in self._parts])
+        return Layout(sources, LIGHT, (), tuple([(len(source.paths), n_words(LIGHT)) for source in sources]))
 
     def among(self, leaves: Sequence[Any]) -> list[jax.Array] | None:
         """The parameters among the arguments; None if these are not those of the trace."""
         if len(leaves) != len(self._avals):
             return None
         at = [i for gradient, _ in self._trees for i in gradient.arguments]
-        found = [_as_given(leaves[i], self._avals[i][1]) for i in at]
-        is_same = all(
-            isinstance(x, jax.Array) and (x.shape, x.dtype) == self._avals[i] for i, x in zip(at, found, strict=True)
-        )
-        return found if found and is_same else None
+        # As the program gets them: the first parameters may be NumPy's, which the user may change.
+        avals = [self._avals[i] for i in at]
+        pairs = [(leaves[i], dtype) for i, (_, dtype) in zip(at, avals, strict=True)]
+        found = [jnp.array(x, dtype) if isinstance(x, np.ndarray) else x for x, dtype in pairs]
+        types = [(x.shape, x.dtype) if isinstance(x, jax.Array) else None for x in found]
+        return found if found and types == avals else None
 
     def new_among(self, out: Any) -> list[jax.Array]:
         """The new values among the results."""
@@ -260,11 +241,8 @@ class _Params:
             jax.block_until_ready((old, new))
             before, after = ([whole(x) for x in arrays] for arrays in (old, new))
             pairs = [*zip(after, before, strict=True)], [(x,) for x in before]
-            reduced = [
-                reduce_on_host(part.leaves(pairs[not part.is_update][part.at]), part.gradient.layers)
-                for part in self._parts
-            ]
-            return np.concatenate([values.reshape(-1) for values in reduced])
+            of_parts = [(part.leaves(pairs[not part.is_update][part.at]), part.gradient.layers) for part in self._parts]
+            return np.concatenate([reduce_on_host(*of_part).reshape(-1) for of_part in of_parts])
 
         return Joined([_InThread(rows, on_lost)], self._layout)
 
@@ -294,9 +272,7 @@ class _Params:
             except Exception as error:
                 self.why_not_compiled = error_text(error)
 
-        # Python waits for this thread at its end: XLA must not be at work then.
-        self._thread = threading.Thread(target=compile_, name="treeviz compilation")
-        self._thread.start()
+        self._thread = in_thread(compile_, "compilation")
 
     def _measure(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement:
         packed, sources = {}, []
@@ -320,8 +296,7 @@ class _InThread:
             except Exception:
                 on_lost()
 
-        self._thread = threading.Thread(target=run, name="treeviz params")
-        self._thread.start()
+        self._thread = in_thread(run, "params")
 
     def is_ready(self) -> bool:
         return not self._thread.is_alive()
@@ -370,28 +345,16 @@ class ParamSampling:
 
     def __init__(self, options: JitOptions, report: Callable[[str], None]) -> None:
         self._report = report
-        static = (options.keywords.get(name) or () for name in ("static_argnums", "static_argnames"))
+        static = [options.keywords.get(name) or () for name in ("static_argnums", "static_argnames")]
         self._donates, self._static = options.donates, frozenset(itertools.chain(*static))
         self._n_calls, self._next = 0, 1
-        self._params: _Params | None = None
+        self._params: TracedParams | None = None
         self._in_first_call: tuple[tuple, dict[str, Any]] | None = None
         self._before_first: list[jax.Array] | None = None
 
-    def traced(
-        self,
-        program: ClosedJaxpr,
-        argument_paths: Sequence[Path],
-        result_paths: Sequence[Path],
-        gradients: Sequence[Attribution],
-        has_loops: bool,
-    ) -> None:
-        """Take what is known of the program that runs next.
-
-        Args:
-          gradients: Those that belong to its arguments.
-          has_loops: There are others, of parameters that change in a loop inside the step.
-        """
-        self._params = params = _Params(program, argument_paths, result_paths, gradients, has_loops)
+    def traced(self, params: TracedParams) -> None:
+        """Take what is known of the program that runs next."""
+        self._params = params
         if self._in_first_call is not None:
             args, kwargs = self._in_first_call
             with jax.ensure_compile_time_eval():  # these are the arguments, not what stands for them in the trace
@@ -405,13 +368,18 @@ class ParamSampling:
             if call < self._next:  # most calls
                 return program(*args, **kwargs)
             self._next = next_sampled(call)
-            params = self._params
-            if params is None:
-                out, measurement, before = self._first(program, args, kwargs)
-                params = self._params
-            else:
+            params, before = self._params, None
+            if params is not None:
                 before = _tried(lambda: self._before(params, args, kwargs))
                 out, measurement = program(*args, **kwargs)
+            else:  # it is traced meanwhile: only then is known which arguments are parameters
+                self._in_first_call = args, kwargs
+                try:
+                    with full_searches_put_off():
+                        out, measurement = program(*args, **kwargs)
+                    params, before = self._params, self._before_first
+                finally:
+                    self._in_first_call = self._before_first = None
             if before is not None and params is not None and params is self._params:
                 measurement.sampled_params = _tried(lambda: self._measured(params, before, out))
                 if measurement.sampled_params is None and call < FIRST:  # the program is still being compiled
@@ -420,17 +388,7 @@ class ParamSampling:
 
         return sampled
 
-    def _first(self, program: Callable, args: tuple, kwargs: dict[str, Any]):
-        """Call the program, which is traced meanwhile: only then is known which arguments are parameters."""
-        self._in_first_call = args, kwargs
-        try:
-            with full_searches_put_off():
-                out, measurement = program(*args, **kwargs)
-            return out, measurement, self._before_first
-        finally:
-            self._in_first_call = self._before_first = None
-
-    def _before(self, params: _Params, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
+    def _before(self, params: TracedParams, args: tuple, kwargs: dict[str, Any]) -> list[jax.Array] | None:
         """The parameters that a call is given, or copies; None if they are not measured."""
         args = tuple(x for i, x in enumerate(args) if i not in self._static and i - len(args) not in self._static)
         leaves = jax.tree.leaves((args, {name: x for name, x in kwargs.items() if name not in self._static}))
@@ -440,38 +398,25 @@ class ParamSampling:
         if found and jax.process_count() > 1:
             why_not = "this is a run of several processes"
         elif found and self._donates:
-            n_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in found)
-            n_bytes *= 2 if all(map(lies_on_host, found)) else 1
+            n_bytes = n_bytes_on_device(found) * (2 if all(map(lies_on_host, found)) else 1)
             if n_bytes <= bytes_for_copies():
-                return _copies(found)
+                return copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
         if why_not and self._n_calls > 1:  # one call is no run
             self._report(not_sampled(why_not))
         return None if why_not else found
 
-    def _measured(self, params: _Params, old: list[jax.Array], out: Any) -> Measurement | None:
+    def _measured(self, params: TracedParams, old: list[jax.Array], out: Any) -> Measurement | None:
         new = params.new_among(out)
         if all(map(lies_on_host, (*old, *new))):
-            return params.on_host(old, _copies(new) if self._donates else new, self._on_lost)
+            return params.on_host(old, copies(new) if self._donates else new, self._copy)
         if params.why_not_compiled:
             self._report(not_sampled(params.why_not_compiled))
         return params.on_device(old, new)
 
-    def _on_lost(self) -> None:
-        """Copy from now on: another function of the loop donates what the step does not."""
+    def _copy(self) -> None:
+        """From now on: another function of the loop donates what the step does not."""
         self._donates = True
-
-
-def _as_given(leaf: Any, dtype: Any) -> Any:
-    """A leaf as the program gets it: the first parameters may be NumPy's, which the user may change."""
-    return jnp.array(leaf, dtype) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
-    if jax.__version_info__ < (0, 10) or not all(map(lies_on_host, arrays)):
-        return [x.copy() for x in arrays]
-    with jax.transfer_guard_device_to_device("allow"):
-        return jax.device_put(arrays, [x.sharding for x in arrays], may_alias=False)  # without a compilation
 
 
 def _tried(function: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -62,21 +62,8 @@ ELEMENTWISE = CASTS | frozenset(
 # Element-wise functions and sums that never give an infinity of one sign for an infinity of the other: exp(-Inf) is 0.
 KEEPS_SIGN_OF_INFINITY = frozenset(
     [
-        *(
-            "exp",
-            "exp2",
-            "expm1",
-            "log",
-            "log1p",
-            "log2",
-            "sqrt",
-            "add",
-            "add_any",
-            "max",
-            "min",
-            "convert_element_type",
-        ),
-        *("reduce_sum", "reduce_max", "reduce_min", "cumsum", "cumlogsumexp"),
+        *("exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "add", "add_any", "max", "min"),
+        *("convert_element_type", "reduce_sum", "reduce_max", "reduce_min", "cumsum", "cumlogsumexp"),
     ]
 )
 # They call the host to show something, and have no results.
@@ -142,11 +129,7 @@ def called_jaxpr(eqn: Any) -> Any:
 
 
 def programs(eqn: Any, operands: Sequence[Any]) -> list[tuple[Any, Sequence[Any]]]:
-    """The jaxprs that an equation runs, each with its operands; none for an unknown primitive.
-
-    Args:
-      operands: One value of any type for each operand of the equation.
-    """
+    """The jaxprs that an equation runs, each with what stands for its operands; none for an unknown primitive."""
     name = eqn.primitive.name
     if name == COND:
         return [(branch, operands[1:]) for branch in eqn.params["branches"]]
@@ -244,7 +227,7 @@ def needed(jaxpr: Jaxpr, wanted: Iterable[Any], also: Callable[[Any], bool] = la
         eqn = jaxpr.eqns[n]
         if not used.isdisjoint(eqn.outvars) or also(eqn):
             found[n] = eqn
-            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+            used.update([x for x in eqn.invars if not isinstance(x, Literal)])
     return dict(reversed(found.items()))
 
 
@@ -253,19 +236,16 @@ def last_uses(
 ) -> dict[int, list[Any]]:
     """By the number of an equation, the variables that are not needed after it, so that their values can be freed.
 
-    Args:
-      kept: Variables that are needed to the end, as the jaxpr's results are.
-      without: The numbers of equations that are not run.
+    The jaxpr's results and what is `kept` are needed to the end; equations with numbers in `without` are not run.
     """
     last: dict[Any, int] = {}
     for n, eqn in enumerate(jaxpr.eqns):
         if n not in without:
-            last.update((v, n) for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal))
+            last.update([(v, n) for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal)])
     kept = kept | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    used: dict[int, list[Any]] = {}
-    for variable, n in last.items():
-        if variable not in kept:
-            used.setdefault(n, []).append(variable)
+    used: dict[int, list[Any]] = defaultdict(list)
+    for variable in last.keys() - kept:
+        used[last[variable]].append(variable)
     return used
 
 
@@ -282,12 +262,11 @@ class Sown:
         are the loss.
       source: The leaves. Its name is the kind, or the name that `tap` was given; "grads (loss)" has the name of the
         function whose gradients they are.
-      axes: Of the layers of each leaf that holds some, as `reap` has found them.
     """
 
     kind: str
     source: MeasuredTree
-    axes: Axes = ()
+    axes: Axes = ()  # of the layers of each leaf that holds some, as `reap` has found them
 
 
 class Axis(NamedTuple):
@@ -303,29 +282,30 @@ class Reaped:
     """A sown tree, as known when the whole program has been run. Holds no tracer.
 
     Attributes:
-      axes: The leading axes of its packed rows, the outermost first.
       origins: For each sown value, the number of the program argument of which it is the gradient; None if unknown.
       is_differentiated: The sown values are differentiated themselves, as in a penalty on the norm of a gradient.
-      summed_over: The axes of a `shard_map` over which all values have been summed.
       shards: If the devices of a `shard_map` have parts of whole arrays, how each is divided; else empty.
       batched: For each `vmap`, the innermost first, the batch axis of each value that a sown value is the gradient of.
-      changes_in_loop: The leaves that the values are the gradients of change inside a loop of the program.
       is_of_last_step: Of a while loop around it, whose number of steps is unknown, only the last step is measured.
       gradient: For what is measured together with a gradient, such as the updates in a loop, that gradient.
-      tagged: The tree as the program sows it.
     """
 
     sown: Sown
-    axes: tuple[Axis, ...]
+    axes: tuple[Axis, ...]  # the leading axes of its packed rows, the outermost first
     origins: tuple[int | None, ...]
     is_differentiated: bool = False
-    summed_over: frozenset[str] = frozenset()
+    summed_over: frozenset[str] = frozenset()  # the axes of a `shard_map` over which all values have been summed
     shards: tuple[PartitionSpec, ...] = ()
     batched: tuple[tuple[int | None, ...], ...] = ()
-    changes_in_loop: bool = False
+    changes_in_loop: bool = False  # the leaves that the values are the gradients of change inside a loop of the program
     is_of_last_step: bool = False
     gradient: Sown | None = None
-    tagged: Sown | None = None
+    tagged: Sown | None = None  # the tree as the program sows it
+
+    @property
+    def is_of_call(self) -> bool:
+        """Whether these are the gradients of a call of `jax.grad`."""
+        return self.gradient is None and self.sown.kind != "tap"
 
     def within(self, axis: Axis) -> Reaped:
         return replace(self, axes=(axis, *self.axes))
@@ -335,13 +315,14 @@ class Reaped:
         return replace(self, origins=tuple(None if o is None else origins[o] for o in self.origins))
 
 
-def sow(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:
+def sow(kind: str, tree: Any, origins: Any = (), name: str = "grads") -> Any:
     """Tag the numeric leaves of a tree in the program that is being traced, and return the tree.
 
     Args:
-      origins: For each leaf, the value that it is the gradient of. `reap` follows it back to an argument.
+      origins: A tree of the values that they are the gradients of. `reap` follows these back to arguments.
     """
     leaves, treedef = jax.tree.flatten(tree)
+    origins = jax.tree.leaves(origins)
     source = source_of(tree, name)
     if not any(source.has_number):
         return tree
@@ -358,28 +339,16 @@ def sow(kind: str, name: str, tree: Any, origins: Sequence[Any] = ()) -> Any:
 # `batched`: for every `vmap` around it, the innermost first, the batch axis of each operand (None: not batched).
 sow_p = Primitive("treeviz_sow")
 sow_p.multiple_results = True
-
-
-@sow_p.def_impl
-def _impl(*operands, n, **_):
-    return list(operands[:n])
-
-
-@sow_p.def_abstract_eval
-def _abstract_eval(*avals, n, **_):
-    return list(avals[:n])
-
-
-def _jvp(primals, tangents, *, n, **params):
-    return sow_p.bind(*primals, n=n, **{**params, "differentiated": True}), list(tangents[:n])
-
-
-def _batch(operands, dims, *, n, batched, **params):
-    return sow_p.bind(*operands, n=n, batched=(*batched, tuple(dims)), **params), list(dims[:n])
-
-
-ad.primitive_jvps[sow_p] = _jvp
-batching.primitive_batchers[sow_p] = _batch
+sow_p.def_impl(lambda *operands, n, **_: list(operands[:n]))
+sow_p.def_abstract_eval(lambda *avals, n, **_: list(avals[:n]))
+ad.primitive_jvps[sow_p] = lambda primals, tangents, *, n, **params: (
+    sow_p.bind(*primals, n=n, **{**params, "differentiated": True}),
+    list(tangents[:n]),
+)
+batching.primitive_batchers[sow_p] = lambda operands, dims, *, n, batched, **params: (
+    sow_p.bind(*operands, n=n, batched=(*batched, tuple(dims)), **params),
+    list(dims[:n]),
+)
 # A program that is lowered without `reap` computes what it would without `sow`.
 mlir.register_lowering(sow_p, lambda ctx, *operands, n, **_: list(operands[:n]))
 
@@ -401,17 +370,16 @@ Add = Callable[[Any, Sequence[Any]], Sequence[Any] | None]
 
 
 def adds_copies() -> Add:
-    """A function that adds an equation to the current trace, and returns its results, or None if it cannot.
-
-    It takes the equation, and its operands in the trace.
-    """
+    """A function that adds an equation with operands to the current trace; it returns the results, or None."""
     trace = current_trace()
     if not _can_add(type(trace)):
         return lambda eqn, operands: None
     names = source_info_util.current_name_stack()
 
     def add(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if eqn.effects or _is_high(eqn):
+        # JAX lowers a high primitive to others before it compiles it, for which it marks the program (jax 0.8).
+        is_high = getattr(eqn.primitive, "is_high", None)
+        if eqn.effects or (is_high is not None and is_high(*[atom.aval for atom in eqn.invars], **eqn.params)):
             return None
         source, atoms = eqn.source_info.replace(name_stack=names + eqn.source_info.name_stack), []
         for atom, x in zip(eqn.invars, operands, strict=True):
@@ -424,12 +392,6 @@ def adds_copies() -> Add:
         return trace.emit_eqn(atoms, types, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx)
 
     return add
-
-
-def _is_high(eqn: Any) -> bool:
-    """Whether JAX lowers it to other primitives before it compiles it, for which it marks the program (jax 0.8)."""
-    is_high = getattr(eqn.primitive, "is_high", None)
-    return is_high is not None and bool(is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
 
 
 @cache
@@ -460,12 +422,8 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[
     Each device has the gradient of its share of the batch. The user wants the gradient of the whole batch, which is
     the result of the `psum` or `pmean` that follows.
 
-    Args:
-      axis_sizes: The sizes of the mesh axes that are named in this jaxpr.
-
-    Returns:
-      By the number of the equation that sows, for each value: the variable that holds the sum or mean, and the axes of
-      the mesh that it is over; the value itself and none where it is not summed.
+    By the number of the equation that sows, for each value: the variable that holds the sum or mean, and the axes of
+    the mesh that it is over; the value itself and none where it is not summed.
     """
     if not any(eqn.primitive.name in DEVICE_SUMS for eqn in jaxpr.eqns):
         return {}
@@ -509,7 +467,7 @@ def specs_of(p: dict[str, Any], which: str, values: Sequence[Any]) -> Sequence[A
         return p[f"{which}_specs"]
     # jax 0.4 has a dict instead: the axes of the mesh by the number of the dimension
     return [
-        PartitionSpec(*(names.get(i) for i in range(len(value.aval.shape))))
+        PartitionSpec(*[names.get(i) for i in range(len(value.aval.shape))])
         for names, value in zip(p[f"{which}_names"], values, strict=True)
     ]
 

@@ -55,7 +55,17 @@ class ProcessConsensus:
     def measures(self, number: int) -> bool:
         """Whether the call of this number, which is about to run, is measured in all processes."""
         if self._called_at is None:
-            self._begin_to_call()
+            missing = why_missing(missing_names(TO_COMPARE_PROCESSES))
+            if missing and jax.process_count() > 1:
+                self.why_not = missing
+            elif missing:
+                warn_of_missing(TO_COMPARE_PROCESSES, stacklevel=4)
+            self._begin()
+            self._called_at = time.monotonic()
+            if self._thread is None:
+                self._from = self._start
+                self._settled.set()
+            self._settled.wait(GRACE_S)
         with self._lock:
             is_open = self._from is None
             self._newest = max(self._newest, number) if is_open else self._newest
@@ -72,19 +82,6 @@ class ProcessConsensus:
         self.notes = ("not measured as long as not all processes watch it.",)
         return False
 
-    def _begin_to_call(self) -> None:
-        missing = why_missing(missing_names(TO_COMPARE_PROCESSES))
-        if missing and jax.process_count() > 1:
-            self.why_not = missing
-        elif missing:
-            warn_of_missing(TO_COMPARE_PROCESSES, stacklevel=6)
-        self._begin()
-        self._called_at = time.monotonic()
-        if self._thread is None:
-            self._from = self._start
-            self._settled.set()
-        self._settled.wait(GRACE_S)
-
     def _begin(self) -> None:
         """Ask the other processes, if there are any by now."""
         state = distributed_state()
@@ -99,7 +96,7 @@ class ProcessConsensus:
 
     def _settle(self) -> None:
         try:
-            why = self._others_differ()
+            why, proposed = self._others_differ(), list[str]()
             if not why:
                 with self._lock:
                     self._from = self._newest + 1
@@ -108,9 +105,7 @@ class ProcessConsensus:
                 proposed = [self._asked(f"from/{i}", until) for i in range(self._n_processes)]
                 silent = [i for i, options in enumerate(proposed) if not options]
                 why = f"process {silent[0]} does not answer" if silent else ""
-                decision = why or f"from {max(map(int, proposed))}"
-            else:
-                decision = why
+            decision = why or f"from {max(map(int, proposed))}"
             try:  # the first decision is that of all, so that none runs what another has given up
                 self._tell("decision", decision)
             except Exception:

@@ -7,8 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from treeviz.steps.reduce import PerDevice, barrier
+from treeviz.steps.reduce import PerDevice, barrier, spec_of, type_of
 from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_against, shape_of, sibling_name, with_dtypes
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.dataflow import Followed
@@ -64,47 +63,32 @@ from treeviz.tree.text import is_any
 
 
 class Devices(NamedTuple):
-    """The devices of a `shard_map`.
+    """The devices of a `shard_map`."""
 
-    Attributes:
-      params: The parameters of its equation.
-      sizes: The sizes of the mesh axes that are named inside.
-      operands: For the number of each origin: how the operand is divided among the devices, and its shape on each
-        device; None: unknown.
-      is_inner: The `shard_map` is inside another one, so that the operands outside of both are unknown.
-    """
-
-    params: dict[str, Any]
-    sizes: Mapping[str, int]
+    params: dict[str, Any]  # the parameters of its equation
+    sizes: Mapping[str, int]  # the sizes of the mesh axes that are named inside
+    # By the number of an origin: how the operand is divided among the devices, and its shape on each; None: unknown.
     operands: Sequence[tuple[PartitionSpec, tuple[int, ...]] | None]
-    is_inner: bool = False
+    is_inner: bool = False  # the `shard_map` is inside another one, so that the operands outside of both are unknown
 
     @property
     def is_manual(self) -> bool:
         """Whether all axes of the mesh are manual. XLA would gather arrays that are reshaped along another axis."""
-        return not self.is_inner and _manual_axes(self.params) >= {*self.params["mesh"].axis_names}
-
-    def in_body(self, origins: Sequence[int | None]) -> Devices:
-        """The same, for the body of a loop whose operands have these origins."""
-        return self._replace(operands=[None if o is None else self.operands[o] for o in origins])
+        return not self.is_inner and _manual_axes(self.params) == tuple(self.params["mesh"].axis_names)
 
     def shards(
         self, values: Sequence[Any], origins: Sequence[int | None], summed: Sequence[frozenset[str]] | None
     ) -> tuple[tuple[PartitionSpec, ...], WhyNot]:
-        """How each value is divided among the devices, and why its layers cannot be distinguished.
+        """How each value is divided among the devices, empty unless all are parts of arrays; and why not in layers.
 
         Args:
           origins: For each value, the number of the argument that it is the gradient of.
           summed: The axes over which each value has been summed.
-
-        Returns:
-          The partition of each value, empty unless all values on the devices are parts of whole arrays; and a function
-          that returns why the layers along an axis of a value cannot be distinguished.
         """
         specs: list[PartitionSpec | None] = []
         is_whole = not self.is_inner
         for i, (value, origin) in enumerate(zip(values, origins, strict=True)):
-            differs = {*varying_axes(self.params, _type_of(value))} - (summed[i] if summed else frozenset())
+            differs = {*varying_axes(self.params, type_of(value))} - (summed[i] if summed else frozenset())
             spec, shape = (None if origin is None else self.operands[origin]) or (None, None)
             spec = spec if shape == value.shape else None  # else it is of a part, as in a loop over it, or of a batch
             spec = PartitionSpec() if spec is None and not differs else spec
@@ -130,11 +114,7 @@ class Devices(NamedTuple):
         return source._replace(sizes=tuple(sizes), shapes=tuple(shapes))
 
     def parts(self, reaped: Reaped, axes: Sequence[str]) -> Parts:
-        """For each entry of a tree, its row and the devices that measure it.
-
-        Args:
-          axes: The mesh axes, in the order in which the devices are counted.
-        """
+        """For each entry of a tree, its row and the devices that measure it, which are counted along these axes."""
         places = dict(zip(axes, np.indices([self.sizes[axis] for axis in axes]).reshape(len(axes), -1), strict=True))
         left, entries, row = iter(reaped.shards), [], 0
         source, layers = reaped.sown.source, reaped.sown.axes
@@ -158,10 +138,6 @@ class Devices(NamedTuple):
         return math.prod(self.sizes[name] for name in names)
 
 
-def _type_of(x: Any) -> Any:
-    return jax.typeof(x) if hasattr(jax, "typeof") else None  # jax < 0.6
-
-
 def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
     """Run a `shard_map` with the packed rows measured inside it as further results.
 
@@ -172,8 +148,8 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     outer = {} if run.devices is None else run.devices.sizes
     shapes = [(spec, getattr(x.aval, "shape", ())) for spec, x in zip(in_specs, inside, strict=True)]
     devices = Devices(p, {**outer, **p["mesh"].shape}, shapes, bool(outer))
-    function, reaped = run.traced(p["jaxpr"], range(len(operands)), devices)
-    axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
+    function, reaped = run.on(devices).traced(p["jaxpr"], range(len(operands)))
+    axes = _manual_axes(p)
     may_differ: list[bool] = []
 
     def with_device_axis(*operands):
@@ -183,16 +159,12 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
 
     out_specs = (tuple(specs_of(p, "out", eqn.outvars)), PartitionSpec(axes))
     results, packed = shard_map_like(p, with_device_axis, in_specs, out_specs)(*operands)
-    packed = [x if differ else _of_first(x) for x, differ in zip(packed, may_differ, strict=True)]
-    found = []
-    for r, differ in zip(reaped, may_differ, strict=True):
+    found, rows = [], []
+    for r, x, differ in zip(reaped, packed, may_differ, strict=True):
         r = r.within(Axis("device", None, devices.parts(r, axes) if r.shards else None)) if differ else r
         found.append(replace(r.outside(origins), summed_over=frozenset(), shards=()))
-    return results, found, packed
-
-
-def _of_first(packed: Any) -> Any:
-    return packed.alike() if isinstance(packed, PerDevice) else packed[0]
+        rows.append(x if differ else x.alike() if isinstance(x, PerDevice) else x[0])
+    return results, found, rows
 
 
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
@@ -200,13 +172,13 @@ def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[s
     if reaped.shards:
         return any(map(axes_in, reaped.shards))
     if p.get("check_vma"):
-        return any(varying_axes(p, _type_of(x)) for x in jax.tree.leaves(packed))
+        return any(varying_axes(p, type_of(x)) for x in jax.tree.leaves(packed))
     return not reaped.summed_over >= set(axes)
 
 
 def varying_axes(p: dict[str, Any], aval: Any) -> tuple[str, ...]:
     """The axes of the mesh along which a value inside may differ, in the order of the mesh."""
-    axes = tuple(name for name in p["mesh"].axis_names if name in _manual_axes(p))
+    axes = _manual_axes(p)
     if not p.get("check_vma"):
         return axes
     varying = getattr(getattr(aval, "manual_axis_type", None), "varying", None)  # `aval.vma` until jax 0.9 or so
@@ -214,11 +186,11 @@ def varying_axes(p: dict[str, Any], aval: Any) -> tuple[str, ...]:
     return tuple(name for name in axes if name in varying)
 
 
-def _manual_axes(p: dict[str, Any]) -> frozenset[str]:
-    for name in ("newly_manual_axes", "manual_axes"):
-        if name in p:
-            return frozenset(p[name])
-    return frozenset(p["mesh"].axis_names) - frozenset(p.get("auto", ()))
+def _manual_axes(p: dict[str, Any]) -> tuple[str, ...]:
+    """In the order of the mesh."""
+    names = p["mesh"].axis_names
+    manual = p.get("newly_manual_axes", p.get("manual_axes", {*names} - {*p.get("auto", ())}))
+    return tuple(name for name in names if name in manual)
 
 
 def shard_map_like(p: dict[str, Any], function: Callable, in_specs, out_specs) -> Callable:
@@ -241,58 +213,32 @@ Batched = Sequence[Sequence[int | None]]  # for every `vmap`, the innermost firs
 def measure_members(
     measure: Callable[..., jax.Array], values: Sequence[Any], batched: Batched
 ) -> tuple[jax.Array, tuple[Axis, ...]]:
-    """Apply `measure` to every member of the batch.
-
-    Returns:
-      Its results, stacked; and the leading axes of the stack, the outermost `vmap` first.
-    """
-    batched = _with_batch(batched)
+    """`measure` of every member of the batch, stacked; and the axes of the stack, the outermost `vmap` first."""
     if not batched:
         return measure(*values), ()
+    sizes, _ = _sizes_and_shapes(values, batched)
     for axes in batched:
         measure = _stacked(measure, axes)
-    return measure(*values), tuple(Axis("member", size) for size in _sizes_and_shapes(values, batched)[0])
-
-
-def member_shapes(values: Sequence[Any], batched: Batched) -> list[tuple[int, ...]]:
-    """The shape of each value without its batch axes."""
-    return _sizes_and_shapes(values, _with_batch(batched))[1]
-
-
-def _with_batch(batched: Batched) -> Batched:
-    """The `vmap`s that batch some of these values."""
-    return [axes for axes in batched if any(axis is not None for axis in axes)]
+    return measure(*values), tuple([Axis("member", size) for size in sizes])
 
 
 def _stacked(measure: Callable, axes: Sequence[int | None]) -> Callable:
-    """`measure` under one `vmap`."""
+    """`measure` under one `vmap`, if it batches any of the values."""
 
     def stacked(*values):
         moved = [jnp.moveaxis(x, axis, 0) if axis else x for x, axis in zip(values, axes, strict=True)]
-        in_axes = tuple(None if axis is None else 0 for axis in axes)
-        try:
-            return jax.vmap(measure, in_axes)(*moved)
-        except NotImplementedError:  # jax 0.4.36 has no vmap of `lax.optimization_barrier`
-            members = [x for x, axis in zip(moved, in_axes, strict=True) if axis == 0]
+        return jax.vmap(measure, tuple(None if axis is None else 0 for axis in axes))(*moved)
 
-            def one(members):
-                members = iter(members)
-                return measure(*(x if axis is None else next(members) for x, axis in zip(moved, in_axes, strict=True)))
-
-            return lax.map(one, members)
-
-    return stacked
+    return measure if set(axes) == {None} else stacked
 
 
 def _sizes_and_shapes(values: Sequence[Any], batched: Batched) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The batch size of each `vmap`, the outermost first; and the shape of one member of each value."""
-    sizes = []
-    values = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+    """The size of each `vmap` that batches a value, the outermost first; and the shape of one member of each value."""
+    sizes, shapes = [], [x.shape for x in values]
     for axes in reversed(batched):
-        sizes.append(next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None))
-        shapes = [x.shape if a is None else x.shape[:a] + x.shape[a + 1 :] for x, a in zip(values, axes, strict=True)]
-        values = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
-    return sizes, [x.shape for x in values]
+        sizes += [shape[a] for shape, a in zip(shapes, axes, strict=True) if a is not None][:1]
+        shapes = [x if a is None else x[:a] + x[a + 1 :] for x, a in zip(shapes, axes, strict=True)]
+    return sizes, shapes
 
 
 # Gradients that a step discards, e.g. when each of several losses is differentiated with respect to all networks.
@@ -326,12 +272,10 @@ def _reaching(used: set[Any], jaxpr: Jaxpr, found: set[Sown]) -> set[Any]:
         if not any(is_used):
             continue
         if eqn.primitive is sow_p and eqn.params["sown"].kind in _GRADIENTS:
-            n_used = sum(size_of(v) for v, is_it in zip(eqn.outvars, is_used, strict=True) if is_it)
+            n_used = sum(map(size_of, itertools.compress(eqn.outvars, is_used)))
             if 2 * n_used > sum(map(size_of, eqn.outvars)):  # a norm is as large as a leaf with one element
                 found.add(eqn.params["sown"])
-            used.update(
-                x for x, is_it in zip(eqn.invars, is_used, strict=False) if is_it and not isinstance(x, Literal)
-            )
+            used.update([x for x in itertools.compress(eqn.invars, is_used) if not isinstance(x, Literal)])
             continue
         if inside := programs(eqn, eqn.invars) if holds_sown(eqn) else []:
             repeats = eqn.primitive.name in (SCAN, WHILE)  # what one turn returns, the next may pass on
@@ -341,19 +285,15 @@ def _reaching(used: set[Any], jaxpr: Jaxpr, found: set[Sown]) -> set[Any]:
                 start = {v for v, is_it in wanted if (is_it or repeats) and not isinstance(v, Literal)}
                 reached = _reaching(start, inner, found)
                 places = zip(operands, inner.invars, strict=False)
-                used.update(x for x, v in places if v in reached and not isinstance(x, Literal))
+                used.update([x for x, v in places if v in reached and not isinstance(x, Literal)])
             continue
-        largest = max(size_of(v) for v, is_it in zip(eqn.outvars, is_used, strict=True) if is_it)
-        used.update(x for x in eqn.invars if not isinstance(x, Literal) and size_of(x) <= largest)
+        largest = max(map(size_of, itertools.compress(eqn.outvars, is_used)))
+        used.update([x for x in eqn.invars if not isinstance(x, Literal) and size_of(x) <= largest])
     return used
 
 
 def dead_equations(jaxpr: Jaxpr, kept: Set[Any] = frozenset()) -> set[int]:
-    """The numbers of equations that affect neither results nor sown values, such as those of an unused loss.
-
-    Args:
-      kept: Further variables that are read.
-    """
+    """The numbers of equations that affect no results, sown values or kept variables, as those of an unused loss."""
 
     def is_kept(eqn: Any) -> bool:
         is_tag = eqn.primitive is sow_p and eqn.params["sown"].kind == "loss"
@@ -366,7 +306,7 @@ def read_at_the_end(summed, again, received: Iterable[Received]) -> set[Any]:
     """The variables that are read after their last use in the jaxpr: sums, and the operands of recomputed equations."""
     needed = {v for sums in summed.values() for v, _ in sums}
     needed |= {v for what in received for v in what.reads}
-    repeated = (eqn for chains in again.values() for chain in chains for eqn in chain.values())
+    repeated = [eqn for chains in again.values() for chain in chains for eqn in chain.values()]
     return needed | {v for eqn in repeated for v in eqn.invars if not isinstance(v, Literal)}
 
 
@@ -384,10 +324,10 @@ def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
         if eqn.primitive is sow_p and eqn.params["sown"].kind in _GRADIENTS:
             n, unused = eqn.params["n"], {i for i, v in enumerate(eqn.outvars) if v not in used}
             unused_of.append((eqn, unused))
-            trained.update(x for i, x in enumerate(eqn.invars[n:]) if i not in unused and not isinstance(x, Literal))
-            used.update(x for i, x in enumerate(eqn.invars) if i not in unused and not isinstance(x, Literal))
-        elif eqn.effects or holds_sown(eqn) or any(v in used for v in eqn.outvars):
-            used.update(x for x in eqn.invars if not isinstance(x, Literal))
+            trained.update([x for i, x in enumerate(eqn.invars[n:]) if i not in unused and not isinstance(x, Literal)])
+            used.update([x for i, x in enumerate(eqn.invars) if i not in unused and not isinstance(x, Literal)])
+        elif eqn.effects or holds_sown(eqn) or not used.isdisjoint(eqn.outvars):
+            used.update([x for x in eqn.invars if not isinstance(x, Literal)])
     for eqn, unused in unused_of:
         params = dict(enumerate(eqn.invars[eqn.params["n"] :]))
         away = {i for i in unused if i in params and not isinstance(params[i], Literal) and params[i] in trained}
@@ -404,8 +344,18 @@ def _rewritten(jaxpr: Jaxpr, dead: Mapping[Sown, set[int]]) -> Jaxpr:
         if eqn.primitive is sow_p and eqn.params["sown"] in dead:
             places = dead[eqn.params["sown"]]
             same.update((eqn.outvars[i], eqn.invars[i]) for i in places)
-            if len(places) < eqn.params["n"]:
-                eqns.append(_without(eqn, places))
+            if len(places) < (n := eqn.params["n"]):
+                sown, numbers = eqn.params["sown"], iter(range(n))
+                kept = [i for i in range(len(eqn.invars)) if i % n not in places]
+                has_number = tuple(has and next(numbers) not in places for has in sown.source.has_number)
+                params = {
+                    **eqn.params,
+                    "n": n - len(places),
+                    "sown": replace(sown, source=sown.source._replace(has_number=has_number)),
+                    "batched": tuple(tuple(dims[i] for i in kept) for dims in eqn.params["batched"]),
+                }
+                outvars = [v for i, v in enumerate(eqn.outvars) if i not in places]
+                eqns.append(eqn.replace(invars=[eqn.invars[i] for i in kept], outvars=outvars, params=params))
             continue
         if any(sown in dead for inner in inner_jaxprs(eqn) for sown, _ in sown_in(inner)):
             eqn = eqn.replace(params={name: _inside(value, dead) for name, value in eqn.params.items()})
@@ -419,22 +369,6 @@ def _inside(value: Any, dead: Mapping[Sown, set[int]]) -> Any:
     if isinstance(value, ClosedJaxpr):
         return ClosedJaxpr(_rewritten(value.jaxpr, dead), value.consts)
     return _rewritten(value, dead) if isinstance(value, Jaxpr) else value
-
-
-def _without(eqn: Any, places: set[int]) -> Any:
-    """The equation that sows, without these values and their parameters."""
-    n, sown = eqn.params["n"], eqn.params["sown"]
-    kept = [i for i in range(len(eqn.invars)) if i % n not in places]
-    numbers = iter(range(n))
-    has_number = tuple(has and next(numbers) not in places for has in sown.source.has_number)
-    params = {
-        **eqn.params,
-        "n": n - len(places),
-        "sown": replace(sown, source=sown.source._replace(has_number=has_number)),
-        "batched": tuple(tuple(dims[i] for i in kept) for dims in eqn.params["batched"]),
-    }
-    outvars = [v for i, v in enumerate(eqn.outvars) if i not in places]
-    return eqn.replace(invars=[eqn.invars[i] for i in kept], outvars=outvars, params=params)
 
 
 # The rules of `reap`: each runs a higher-order primitive, and returns what is reaped inside it.
@@ -456,7 +390,7 @@ def _call(run: Any, eqn, operands, origins):
 
 def _jit(run: Any, eqn, operands, origins):
     p = eqn.params
-    function, reaped = run.traced(p["jaxpr"], origins)
+    function, reaped = run.inside(is_call=True).traced(p["jaxpr"], origins)
     operands = [_with_sharding(x, sharding) for x, sharding in zip(operands, p["in_shardings"], strict=True)]
     function.__name__ = p["name"]
     results, packed = jax.jit(function, inline=p["inline"])(*operands)
@@ -469,24 +403,19 @@ def _with_sharding(x, sharding):
 
 
 def _remat(run: Any, eqn, operands, origins):
-    if is_recomputed(eqn):
-        run = run.recomputing()
+    run = run.inside()
+    run.in_recomputation |= is_recomputed(eqn)
     function, reaped = run.traced(eqn.params["jaxpr"], origins)
-    jaxpr, constants = _without_constants(run, function, operands)
-    # The same primitive with the same parameters, since these tell XLA what not to merge with the forward pass.
-    results = eqn.primitive.bind(*constants, *operands, **{**eqn.params, "jaxpr": jaxpr})
-    return results[: len(eqn.outvars)], reaped, results[len(eqn.outvars) :]
-
-
-def _without_constants(run: Any, function: Callable, operands) -> tuple[Jaxpr, list[Any]]:
-    """The function as a jaxpr that takes its constants first, since remat takes an open jaxpr; and the constants."""
     program = jax.make_jaxpr(function)(*operands)
     n_consts, inner = len(program.consts), program.jaxpr
 
-    def with_constants(*operands):
+    def with_constants(*operands):  # remat takes an open jaxpr
         return run.jaxpr(inner, operands[:n_consts], operands[n_consts:], [None] * len(inner.invars))[0]
 
-    return jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr, program.consts
+    jaxpr = jax.make_jaxpr(with_constants)(*program.consts, *operands).jaxpr
+    # The same primitive with the same parameters, since these tell XLA what not to merge with the forward pass.
+    results = eqn.primitive.bind(*program.consts, *operands, **{**eqn.params, "jaxpr": jaxpr})
+    return results[: len(eqn.outvars)], reaped, results[len(eqn.outvars) :]
 
 
 def _scan(run: Any, eqn, operands, origins):
@@ -508,7 +437,7 @@ def _scan(run: Any, eqn, operands, origins):
 def _while_loop(run: Any, eqn, operands, origins):
     parts, origins_of = while_parts(eqn, operands), while_parts(eqn, origins)
     carry = list(parts.carry)
-    goes_on, reaped_in_condition = run.traced(parts.condition, [*origins_of.cond_consts, *origins_of.carry])
+    goes_on, reaped_in_condition = run.inside().traced(parts.condition, [*origins_of.cond_consts, *origins_of.carry])
     outside = [*origins_of.body_consts, *origins_of.carry]
     function, reaped = run.in_body(outside).traced(parts.body, range(len(outside)))
 
@@ -560,7 +489,7 @@ def _where(goes_on, places: Sequence[int] | None, new, old):
 
 def _cond(run: Any, eqn, operands, origins):
     index, *operands = operands
-    branches = [run.traced(branch, origins[1:]) for branch in eqn.params["branches"]]
+    branches = [run.inside().traced(branch, origins[1:]) for branch in eqn.params["branches"]]
     shapes = [jax.eval_shape(function, *operands)[1] for function, _ in branches]
 
     def branch(taken):
@@ -601,15 +530,11 @@ def measure_params(
 ) -> list[tuple[Reaped, jax.Array]]:
     """Measure the "params" of a gradient, and the "updates" if the new values are known.
 
-    Args:
-      old, new: The parameters before and after the step, one for each sown value.
-
-    Returns:
-      What was measured, with its packed rows. Empty if the shapes are not those of the gradient, e.g. of a slice.
+    Empty if the shapes are not those of the gradient, e.g. of a slice.
     """
     source = reaped.sown.source
     shapes = [shape for shape, has in zip(source.shapes, source.has_number, strict=True) if has]
-    if [",".join(map(str, shape)) for shape in member_shapes(old, reaped.batched)] != shapes:
+    if [",".join(map(str, shape)) for shape in _sizes_and_shapes(old, reaped.batched)[1]] != shapes:
         return []
     source = with_dtypes(source, old)
     measured = []
@@ -623,21 +548,11 @@ def measure_params(
 
 def differences(new: Sequence[Any], old: Sequence[Any]) -> list[Any] | None:
     """`new - old`, at least in float32: the update after rounding. None if shapes or shardings differ."""
-    if any(a.shape != b.shape or _sharding(a) != _sharding(b) for a, b in zip(new, old, strict=True)):
+    if any(a.shape != b.shape or spec_of(type_of(a)) != spec_of(type_of(b)) for a, b in zip(new, old, strict=True)):
         return None
     # The barrier keeps XLA from fusing the subtraction into what computes the new values, and so from changing these.
     pairs = [barrier((lax.stop_gradient(a), lax.stop_gradient(b))) for a, b in zip(new, old, strict=True)]
-    return [_at_least_float32(a) - _at_least_float32(b) for a, b in pairs]
-
-
-def _at_least_float32(x: Any) -> Any:
-    return x.astype(jnp.float32) if jnp.dtype(x.dtype).itemsize < 4 else x
-
-
-def _sharding(x: Any) -> Any:
-    """The sharding in the type of a traced value. Only meshes with explicit axes have one."""
-    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
-    return tuple(getattr(sharding, "spec", ()))
+    return [lax.sub(*[x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in pair]) for pair in pairs]
 
 
 def measure_step_params(
@@ -652,63 +567,45 @@ def measure_step_params(
 ) -> tuple[list[tuple[Attribution, jax.Array]], list[str]]:
     """Measure the "params" and "updates" of a step's gradients, except those that `reap` has measured in a loop.
 
-    Args:
-      reaped, attributions: The gradients. An attribution of None is that of a gradient that is not recorded.
-
-    Returns:
-      What was measured, with its packed rows; and notes for the user: what was not measured, and why.
+    Second, notes for the user: what was not measured, and why. Gradients without an attribution are not recorded.
     """
-    step = _Step(program, arguments, results, argument_paths, result_paths)
+
+    def parts_of(gradient: Reaped, attribution: Attribution) -> tuple[list[tuple[Reaped, jax.Array]], str]:
+        """What can be measured for one gradient; and if the updates cannot, the reason."""
+        if not attribution.arguments:
+            return [], "it is unknown which argument of the step holds the parameters"
+        if gradient.changes_in_loop:
+            return [], "the parameters change in a loop whose steps cannot be distinguished"
+        old = [arguments[i] for i in attribution.arguments]
+        at = match_new_params(program, attribution.arguments, argument_paths, result_paths)
+        new = [results[i] for i in at if i is not None]
+        parts = measure_params(reduce, gradient, old, new if len(new) == len(old) else None)
+        if len(parts) != 1:
+            return parts, "" if parts else "the gradients are not of whole parameters"
+        if len(new) == len(old):
+            return parts, "the new parameters are sharded in another way than the old"
+        owner = "" if "," in attribution.owner else attribution.owner
+        paths = itertools.compress(attribution.source.paths, attribution.source.has_number)
+        lost = [owner + path for path, i in zip(paths, at, strict=True) if i is None]
+        more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
+        return parts, f"no result of the step is for sure the new {', '.join(lost[:_MAX_NAMED])}{more}"
+
     measured: list[tuple[Attribution, jax.Array]] = []
     notes: list[str] = []
     taken = {attribution.source.name for attribution in attributions if attribution is not None}
     for gradient, attribution in zip(reaped, attributions, strict=True):
-        if attribution is None or gradient.gradient is not None or gradient.sown.kind == "tap":
+        if attribution is None or not gradient.is_of_call:
             continue
         names = {kind: sibling_name(attribution.source.name, kind) for kind in ("params", "updates")}
         if names["params"] in taken:
             continue
-        parts, why_not = _parts_of_gradient(step, reduce, gradient, attribution)
+        parts, why_not = parts_of(gradient, attribution)
         notes += [f"{names['updates']} are not measured: {why_not}"] if why_not else []
         for part, packed in parts:
             name = names[part.sown.kind]
             taken.add(name)
             measured.append((attribution._replace(source=part.sown.source._replace(name=name), axes=part.axes), packed))
     return measured, notes
-
-
-class _Step(NamedTuple):
-    program: ClosedJaxpr
-    arguments: Sequence[Any]
-    results: Sequence[Any]
-    argument_paths: Sequence[Path]
-    result_paths: Sequence[Path]
-
-
-def _parts_of_gradient(
-    step: _Step, reduce: ReduceParams, gradient: Reaped, attribution: Attribution
-) -> tuple[list[tuple[Reaped, jax.Array]], str]:
-    """What can be measured for one gradient; and if the updates cannot, the reason."""
-    if not attribution.arguments:
-        return [], "it is unknown which argument of the step holds the parameters"
-    if gradient.changes_in_loop:
-        return [], "the parameters change in a loop whose steps cannot be distinguished"
-    old = [step.arguments[i] for i in attribution.arguments]
-    at = match_new_params(step.program, attribution.arguments, step.argument_paths, step.result_paths)
-    new = [step.results[i] for i in at if i is not None]
-    parts = measure_params(reduce, gradient, old, new if len(new) == len(old) else None)
-    if not parts:
-        return [], "the gradients are not of whole parameters"
-    if len(parts) == 2:
-        return parts, ""
-    if len(new) == len(old):
-        return parts, "the new parameters are sharded in another way than the old"
-    owner = "" if "," in attribution.owner else attribution.owner
-    source = attribution.source
-    paths = [path for path, has in zip(source.paths, source.has_number, strict=True) if has]
-    lost = [owner + path for path, i in zip(paths, at, strict=True) if i is None]
-    more = f" and {len(lost) - _MAX_NAMED} more" if len(lost) > _MAX_NAMED else ""
-    return parts, f"no result of the step is for sure the new {', '.join(lost[:_MAX_NAMED])}{more}"
 
 
 _NO_LAYERS = "Layers of a scan are measured as one array"
@@ -722,18 +619,13 @@ class Reducers(NamedTuple):
     """Functions that measure the values of one sown tree.
 
     Attributes:
-      eager: Returns the packed rows.
       deferred: Used instead of `eager` outside of inner programs such as loops: returns a stand-in for the packed rows.
-      per_device: Used in a `shard_map` over all axes of its mesh, in which each device has its own arrays.
+      per_device: The same, in a `shard_map` over all axes of its mesh, in which each device has its own arrays.
     """
 
-    eager: Reduce
+    eager: Reduce  # returns the packed rows
     deferred: Reduce | None = None
-    per_device: Reducers | None = None
-
-    def inside(self) -> Reducers:
-        """The reducers for a loop or another inner program."""
-        return Reducers(self.eager, None, self.per_device and self.per_device.inside())
+    per_device: Reduce | None = None
 
 
 def reap(
@@ -758,7 +650,6 @@ def reap(
         or their shape.
       with_params: Also measure the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
-      axes_of: Returns which leaves are measured layer by layer, and along which axis.
       received: What the optimizer receives for each gradient, which is also measured.
       scaled: Computes the packed rows of scaled numbers from the packed rows of the numbers.
       left_out: Collects the names of higher-order primitives without a rule; values sown inside are not measured.
@@ -771,9 +662,12 @@ def reap(
       CannotReap: A value is sown inside a higher-order primitive without a rule, and none elsewhere.
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
-    run = Run(reducers, empty, computed_once, with_params, axes_of)
-    run.received, run.scaled = {} if received is None else _measured_of(received, with_params), scaled
-    run.left_out, run.unread = set() if left_out is None else left_out, unread or Unread()
+    measured = {  # gradients that are only clipped count if updates are measured
+        jaxpr: {sown: what for sown, what in found.items() if with_params or what.transforms != (CLIPPED,)}
+        for jaxpr, found in (received.received_by_jaxpr if received else {}).items()
+    }
+    left_out = set() if left_out is None else left_out
+    run = Run(reducers, empty, computed_once, with_params, axes_of, measured, scaled, left_out, unread or Unread())
     results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
     if all(r.sown.kind == "tap" for r in reaped):
         if run.left_out:
@@ -784,78 +678,47 @@ def reap(
     return results, reaped, packed
 
 
-def _measured_of(plan: OptimizerInputs, with_params: bool) -> dict[int, dict[Sown, Received]]:
-    """What the optimizer receives, by jaxpr; gradients that are only clipped count if updates are measured."""
-    return {
-        jaxpr: {sown: what for sown, what in found.items() if with_params or what.transforms != (CLIPPED,)}
-        for jaxpr, found in plan.received_by_jaxpr.items()
-    }
-
-
+@dataclass
 class Run:
-    """One run of a program. `RULES` use it to run the jaxprs inside.
+    """One run of a program, with the arguments of `reap`. `RULES` use it to run the jaxprs inside."""
 
-    Attributes:
-      reducers: The reducers for this jaxpr.
-      computed_once: The trees that are sown outside of recomputations, and measured only there.
-      in_recomputation: This jaxpr is recomputed for a backward pass.
-      devices: The devices of the `shard_map` around this jaxpr, if there is one.
-      received: What the optimizer receives, by the id of its jaxpr, and by the sown tree.
-      left_out: The primitives inside which sown values are not measured.
-      unread: Notes on what cannot be read in the program.
-    """
+    reducers: Reducers  # for this jaxpr
+    empty: Callable[[Any], Any]
+    computed_once: set[Sown]  # the trees that are sown outside of recomputations, and measured only there
+    with_params: bool
+    axes_of: AxesOf
+    received: Mapping[int, Mapping[Sown, Received]]  # by the id of the jaxpr, and by the sown tree
+    scaled: Scaled | None
+    left_out: set[str]
+    unread: Unread
+    in_recomputation: bool = False  # this jaxpr is recomputed for a backward pass
+    devices: Devices | None = None  # the devices of the `shard_map` around this jaxpr, if there is one
 
-    def __init__(
-        self,
-        reducers: Reducers,
-        empty: Callable[[Any], Any],
-        computed_once: set[Sown],
-        with_params: bool,
-        axes_of: AxesOf,
-    ):
-        self.reducers = reducers
-        self.empty = empty
-        self.computed_once = computed_once
-        self.with_params = with_params
-        self.axes_of = axes_of
-        self.in_recomputation = False
-        self.devices: Devices | None = None
-        self.received: Mapping[int, Mapping[Sown, Received]] = {}
-        self.scaled: Scaled | None = None
-        self.left_out: set[str] = set()
-        self.unread = Unread()
+    def inside(self, *, is_call: bool = False) -> Run:
+        """The same run, for the jaxpr of a loop, a call or another program."""
+        reducers = Reducers(self.reducers.eager)
+        if is_call:  # which returns the stand-ins of devices, as they are pytrees
+            reducers = self.reducers if self.devices else reducers._replace(per_device=self.reducers.per_device)
+        return replace(self, reducers=reducers)
 
     def on(self, devices: Devices) -> Run:
         """The same run, for the jaxpr of a `shard_map`."""
-        run, reducers = copy(self), self.reducers
-        run.devices = devices
-        run.reducers = reducers.per_device if devices.is_manual and reducers.per_device else reducers.inside()
-        return run
-
-    def inside(self) -> Run:
-        """The same run, for the jaxpr of a loop or of another program."""
-        run = copy(self)
-        run.reducers = self.reducers.inside()
-        return run
+        reducers = Reducers(self.reducers.eager, self.reducers.per_device if devices.is_manual else None)
+        return replace(self, reducers=reducers, devices=devices)
 
     def in_body(self, origins: Sequence[int | None]) -> Run:
         """The same run, for the body of a loop whose operands have these origins here."""
-        return self if self.devices is None else self.on(self.devices.in_body(origins))
-
-    def recomputing(self) -> Run:
-        """The same run, for a jaxpr that is recomputed."""
-        run = copy(self)
-        run.in_recomputation = True
+        run = self.inside()
+        if self.devices is not None:
+            operands = [None if o is None else self.devices.operands[o] for o in origins]
+            run.devices = self.devices._replace(operands=operands)
         return run
 
     def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins):
-        """Run one jaxpr.
+        """Run one jaxpr, and return its results, what was reaped in it, and the packed rows of each.
 
         Args:
           origins: For each argument, the number of the program argument that it is the same leaf as; or None.
-
-        Returns:
-          Its results, what was reaped in it, and the packed rows of each.
         """
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
@@ -908,17 +771,13 @@ class Run:
             _, reaped_here, packed_here = self.measure(eqn, of_devices, origins_of(eqn), scanned, axes)
             reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
-        for r, rows in self.receive(received, reaped, packed, read, copies):
-            reaped.append(r)
-            packed.append(rows)
+        found = self.receive(received, reaped, packed, read, copies)
+        reaped += [r for r, _ in found]
+        packed += [rows for _, rows in found]
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
-        """Measure what the optimizer receives for the gradients that were reaped.
-
-        Args:
-          copies: The sown values as they were measured, by variable.
-        """
+        """Measure what the optimizer receives for the gradients that were reaped, of which there may be copies."""
         found = []
         for r, rows in zip(reaped, packed, strict=True):
             if r.gradient is not None or r.tagged not in received:
@@ -929,8 +788,8 @@ class Run:
             if not what.is_sown:
                 axes, rows = (), self.reducers.eager(sown, what.read(read, copies))
             assert self.scaled is not None
-            rows = self.scaled(rows, factor=factor(what.scale, read))
-            found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), rows))
+            scaled = self.scaled(rows, factor=factor(what.scale, read))
+            found.append((replace(r, sown=sown, axes=axes, gradient=r.sown), scaled))
         return found
 
     def equation(self, eqn, operands, origins, scanned: Mapping[Any, int]):
@@ -946,19 +805,15 @@ class Run:
                 self.unread.note(f"What jax.grad computes inside this `{eqn.primitive.name}` is not measured", error)
         return bind(eqn, operands), (), ()
 
-    def traced(self, jaxpr: Any, origins, devices: Devices | None = None):
+    def traced(self, jaxpr: Any, origins):
         """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.
 
         The list is empty until the function is traced.
-
-        Args:
-          devices: The devices of the `shard_map` that holds the jaxpr.
         """
         reaped: list[Reaped] = []
-        run = self.inside() if devices is None else self.on(devices)
 
         def function(*operands):
-            results, reaped[:], packed = run.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
+            results, reaped[:], packed = self.jaxpr(open_jaxpr(jaxpr), consts_of(jaxpr), operands, origins)
             return results, packed
 
         return function, reaped
@@ -968,7 +823,7 @@ class Run:
         if not (jaxprs := inner_jaxprs(eqn)):
             return None
         recomputed = self.in_recomputation or is_recomputed(eqn)
-        sown_inside = (pair for inner in jaxprs for pair in sown_in(inner, recomputed))
+        sown_inside = [pair for inner in jaxprs for pair in sown_in(inner, recomputed)]
         if all(recomputed and sown in self.computed_once for sown, recomputed in sown_inside):
             return None
         rule = RULES.get(eqn.primitive.name)
@@ -979,11 +834,9 @@ class Run:
     def measure(
         self, eqn, operands, origins, scanned: Mapping[Any, int], summed: Sequence[frozenset[str]] | None = None
     ):
-        """The rule for `sow`.
+        """The rule for `sow`. The parameters among the operands are not read.
 
         Args:
-          operands: The sown values; their parameters may follow, and are not read.
-          origins: The origins of all operands of the equation.
           scanned: The variables that the program scans over, with the axis of each.
           summed: The axes of the mesh over which each value has been summed.
         """
@@ -996,8 +849,7 @@ class Run:
             shards, why_not = self.devices.shards(values, (None,) * n if batched else origins, summed)
             sown = replace(sown, source=self.devices.whole(sown.source, shards))
         sown = replace(sown, axes=layer_axes(eqn, sown.source, scanned, self.axes_of, why_not))
-        reducers = self.reducers if self.is_deferred(eqn) else self.reducers.inside()
-        reduce = reducers.deferred or reducers.eager
+        reduce = (self.is_deferred(eqn) and self.reducers.deferred) or self.reducers.eager
         packed, axes = measure_members(lambda *values: reduce(sown, values), values, [b[:n] for b in batched])
         reaped = Reaped(
             sown,
@@ -1006,7 +858,7 @@ class Run:
             shards=shards,
             is_differentiated=eqn.params["differentiated"],
             tagged=eqn.params["sown"],
-            batched=tuple(b[n:] for b in batched),
+            batched=tuple([b[n:] for b in batched]),
         )
         return values, [reaped], [packed]
 
@@ -1016,13 +868,10 @@ class Run:
         return self.reducers.deferred is not None and not (eqn.params["batched"] or is_read)
 
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
-        """Measure the parameters and updates of gradients in a loop body, whose parameters the loop changes.
+        """Mark gradients in a loop body whose parameters the loop changes, and add these and their updates, with rows.
 
         Args:
           before, after: The carry into and out of a step of the loop, by the number of the body's operand.
-
-        Returns:
-          The reaped trees, marked if they change in the loop, then params and updates; and the packed rows of both.
         """
         known, params, packed = [], [], []
         for r in reaped:
@@ -1030,9 +879,8 @@ class Run:
             has_all = len(origins) == len(r.origins)
             changes = not has_all or any(origin in before for origin in origins)
             known.append(replace(r, changes_in_loop=r.changes_in_loop or (changes and r.gradient is None)))
-            is_gradient = r.gradient is None and r.sown.kind != "tap"
             # Within a `shard_map` it is unknown which parameters the devices share.
-            if not (self.with_params and is_gradient and has_all) or r.changes_in_loop or self.devices is not None:
+            if not (self.with_params and r.is_of_call and has_all) or r.changes_in_loop or self.devices is not None:
                 continue
             if all(origin in before for origin in origins):
                 old, new = ([carry[origin] for origin in origins] for carry in (before, after))

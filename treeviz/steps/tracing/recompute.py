@@ -40,19 +40,12 @@ Chains = Sequence[Mapping[int, Any]]  # for each of several values: the equation
 
 
 class Group(NamedTuple):
-    """Values that the same equations compute from different inputs.
+    """Values that the same equations compute from different inputs."""
 
-    Attributes:
-      places: The positions of the values.
-      chain: The equations that compute the first value.
-      value: The first value.
-      inputs: For each value, the inputs of its equations, in the order of their use.
-    """
-
-    places: list[int]
-    chain: Sequence[Any]
-    value: Any
-    inputs: list[list[Any]]
+    places: list[int]  # of the values
+    chain: Sequence[Any]  # the equations that compute the first value
+    value: Any  # the first
+    inputs: list[list[Any]]  # of the equations of each value, in the order of their use
 
 
 def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
@@ -60,7 +53,8 @@ def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
     groups: dict[tuple, Group] = {}
     for place, (value, by_number) in enumerate(zip(values, chains, strict=False)):
         chain = [by_number[at] for at in sorted(by_number)]
-        if chain and _is_small(value.aval) and all(map(_is_of_elements, chain)):
+        is_small = bool(chain) and _is_small(value.aval)
+        if is_small and all(e.primitive.name in ELEMENTWISE or e.primitive.name in RESHAPES for e in chain):
             inputs, form = _form(value, chain)
             if form is not None and all(_is_small(x.aval) for x in inputs):
                 group = groups.setdefault(form, Group([], chain, value, []))
@@ -109,10 +103,6 @@ def _is_shared(group: Group) -> list[bool]:
     return [all(x is variables[0] for x in variables) for variables in zip(*group.inputs, strict=True)]
 
 
-def _is_of_elements(eqn: Any) -> bool:
-    return eqn.primitive.name in ELEMENTWISE or eqn.primitive.name in RESHAPES
-
-
 def _is_small(aval: Any) -> bool:
     is_copied = aval.dtype in (np.bool_, np.uint8, np.uint16, np.uint32) or jnp.issubdtype(aval.dtype, jnp.floating)
     return is_copied and aval.dtype.itemsize <= 4 and aval.size <= MOST_ELEMENTS
@@ -157,7 +147,13 @@ def _nearest(value: Any, made_by: dict[Any, tuple[int, Any]]) -> dict[int, Any]:
     values = deque([value])
     while values and len(found) < _MOST:
         at, eqn = _maker(values.popleft(), made_by)
-        if at not in found and (_is_repeated(eqn) or (_is_transpose(eqn) and _is_merged(eqn.invars[0], made_by))):
+        if eqn is None or at in found:
+            continue
+        is_repeated = _is_simple(eqn) or _is_of_ones(eqn) or _has_ones(eqn)
+        if not is_repeated and _is_transpose(eqn):  # XLA merges it with its uses, if it does so with what is transposed
+            _, before = _maker(eqn.invars[0], made_by)
+            is_repeated = before is not None and (before.primitive.name in ELEMENTWISE or _is_of_ones(before))
+        if is_repeated:
             found[at] = eqn
             values.extend(() if _is_start(eqn) else eqn.invars)
     return found
@@ -168,11 +164,7 @@ def _maker(value: Any, made_by: dict[Any, tuple[int, Any]]) -> tuple[int, Any]:
 
 
 def recompute_operands(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
-    """Recompute the operands of an equation that sows.
-
-    Args:
-      together: Batchable values may be computed together; each is then a `BatchSlice`.
-    """
+    """Recompute the operands of an equation that sows; batchable values `together`, if each may be a `BatchSlice`."""
     joined: dict[int, BatchSlice] = {}
     for group in batchable(sowing.invars, chains) if together else ():
         of_group = run_together(group, read)
@@ -192,10 +184,6 @@ def recompute_operands(chains: Chains, sowing: Any, read: Callable[[Any], Any], 
     return [joined.get(n, value) for n, value in enumerate(values)]
 
 
-def _is_repeated(eqn: Any) -> bool:
-    return eqn is not None and (_is_simple(eqn) or _is_of_ones(eqn) or _has_ones(eqn))
-
-
 def _is_simple(eqn: Any) -> bool:
     name = eqn.primitive.name
     if name in JITS:
@@ -213,28 +201,20 @@ def _is_start(eqn: Any) -> bool:
 
 def _is_transpose(eqn: Any) -> bool:
     """Whether elements move in memory. XLA merges such a transposition with the product of matrices before it."""
-    if eqn is None or eqn.primitive.name != "transpose":
+    if eqn.primitive.name != "transpose":
         return False
     moved = [axis for axis in eqn.params["permutation"] if eqn.invars[0].aval.shape[axis] != 1]
     return moved != sorted(moved)
-
-
-def _is_merged(value: Any, made_by: dict[Any, tuple[int, Any]]) -> bool:
-    """Whether XLA merges the equation that computes a value with its uses."""
-    _, eqn = _maker(value, made_by)
-    return eqn is not None and (eqn.primitive.name in ELEMENTWISE or _is_of_ones(eqn))
 
 
 def _is_of_ones(eqn: Any) -> bool:
     """Whether a sum or product is over axes of size 1, so that XLA makes it a reshape or an element-wise product."""
     if eqn.primitive.name == "reduce_sum":
         return eqn.invars[0].aval.size == eqn.outvars[0].aval.size
-    return eqn.primitive.name == "dot_general" and all(n == 1 for n in _contracted(eqn))
-
-
-def _contracted(eqn: Any) -> list[int]:
+    if eqn.primitive.name != "dot_general":
+        return False
     (axes, _), _ = eqn.params["dimension_numbers"]
-    return [eqn.invars[0].aval.shape[axis] for axis in axes]
+    return all(eqn.invars[0].aval.shape[axis] == 1 for axis in axes)
 
 
 def _has_ones(eqn: Any) -> bool:
@@ -246,11 +226,11 @@ def _has_ones(eqn: Any) -> bool:
     if eqn.primitive.name == "reduce_sum":
         return eqn.outvars[0].aval.size == 1
     # Not a product of matrices, even if they have axes of size 1: it would be computed twice.
-    return any(all(n == 1 for n in free) for free in map(_free, eqn.invars, *eqn.params["dimension_numbers"]))
-
-
-def _free(x: Any, contracted: Sequence[int], batch: Sequence[int]) -> list[int]:
-    return [n for axis, n in enumerate(x.aval.shape) if axis not in (*contracted, *batch)]
+    operands = zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)
+    return any(
+        all(n == 1 or axis in (*contracted, *batch) for axis, n in enumerate(x.aval.shape))
+        for x, contracted, batch in operands
+    )
 
 
 def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:

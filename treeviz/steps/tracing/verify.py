@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +75,7 @@ class Verification:
         run = f" in run {self.n_runs}" * (self.n_runs > 1)
         lines = [
             f"{len(self.differences)} of {self.n_leaves} leaves differ{run}:",
-            *(f"  {d}" for d in self.differences),
+            *[f"  {d}" for d in self.differences],
         ]
         return "\n".join([*lines, self.remedy])
 
@@ -94,11 +94,7 @@ class Verification:
 
 
 class InstrumentedStepFailed(Exception):
-    """The instrumented step raised an error."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+    """The instrumented step raised an error, which is the cause."""
 
 
 def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
@@ -114,7 +110,7 @@ def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs:
         try:
             out, _ = instrumented_step(*ours[0], **ours[1])
         except Exception as error:
-            raise InstrumentedStepFailed(error) from error
+            raise InstrumentedStepFailed from error
         found = compare(expected, (out, ours) if jitted.changes_arguments else out)
         if not found:
             n_unsteady = len(compare(expected, _results(jitted, args, kwargs)).differences)
@@ -151,7 +147,13 @@ def _next_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any], res
 
     def without_zeros(x: Any) -> Any:
         nonlocal is_changed
-        if not _is_all_zero(x):
+        is_here = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
+        if (
+            not is_here
+            or not jnp.issubdtype(x.dtype, jnp.floating)
+            or any(part.any() for part in _parts(x))
+            or not x.size
+        ):
             return copy_array(x)
         is_changed = True
         numbers = np.random.default_rng(0).uniform(5e-4, 1e-3, x.shape).astype(x.dtype)
@@ -178,38 +180,28 @@ def _has_array(tree: Any) -> bool:
 
 def _are_alike(a: Any, b: Any) -> bool:
     (left, left_tree), (right, right_tree) = jax.tree.flatten(a), jax.tree.flatten(b)
-    return left_tree == right_tree and all(map(_is_alike, left, right))
+    types = ([(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves] for leaves in (left, right))
+    return left_tree == right_tree and operator.eq(*types)
 
 
-def _is_alike(a: Any, b: Any) -> bool:
-    return all(getattr(a, name, None) == getattr(b, name, None) for name in ("shape", "dtype"))
-
-
-def _is_all_zero(x: Any) -> bool:
-    is_here = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
-    is_float = is_here and jnp.issubdtype(x.dtype, jnp.floating)
-    return is_float and x.size > 0 and not any(part.any() for part in _parts(x))
+def copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    if jax.__version_info__ < (0, 10) or not all(map(lies_on_host, arrays)):
+        return [x.copy() for x in arrays]
+    with jax.transfer_guard_device_to_device("allow"):  # where they lie, without a compilation for each shape
+        return jax.device_put(arrays, [x.sharding for x in arrays], may_alias=False)
 
 
 def copy_array(x: Any) -> Any:
-    if not isinstance(x, jax.Array):
-        return x.copy() if isinstance(x, np.ndarray) else x  # a loader may fill it anew
-    if jax.__version_info__ < (0, 10) or not lies_on_host(x):
-        return x.copy()
-    with jax.transfer_guard_device_to_device("allow"):
-        return jax.device_put(x, may_alias=False)  # where it lies, without a compilation for each shape
+    if isinstance(x, jax.Array):
+        return copies([x])[0]
+    return x.copy() if isinstance(x, np.ndarray) else x  # a loader may fill it anew
 
 
 def compare(expected: Any, got: Any) -> Verification:
     """Compare two trees of the same structure; arrays by the shards of this process."""
-    leaves, others = jax.tree.leaves(expected), jax.tree.leaves(got)
-    paths = paths_in(expected)
-    differences = [
-        Difference(path or "result", *found)
-        for path, a, b in zip(paths, leaves, others, strict=True)
-        if (found := _difference(a, b)) is not None
-    ]
-    return Verification(len(leaves), tuple(differences))
+    paths, leaves = paths_in(expected), zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True)
+    found = ((path or "result", _difference(*pair)) for path, pair in zip(paths, leaves, strict=True))
+    return Verification(len(paths), tuple(Difference(path, *values) for path, values in found if values is not None))
 
 
 def _difference(a: Any, b: Any) -> tuple[int, int, float] | None:
@@ -345,15 +337,19 @@ class CompileAhead:
                 if options_of_thread() == options:
                     lowered.compile()
 
-        # Python waits for this thread at its end: XLA must not be at work then.
-        self._thread = threading.Thread(target=compile_, name="treeviz compilation")
-        self._thread.start()
+        self._thread = in_thread(compile_, "compilation")
 
     def wait(self) -> None:
         """Wait for the program; later calls need no other."""
         self._has_begun = True
         if self._thread is not None:
             self._thread.join()
+
+
+def in_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=f"treeviz {name}")
+    thread.start()  # Python waits for it at its end: XLA must not be at work then
+    return thread
 
 
 def options_of_thread() -> list[Any]:
@@ -369,8 +365,6 @@ N_CALLS = 4  # that are then compared, since the last digit of a number may diff
 GROWTH = 4  # then one call is compared at 64, 256, 1,024 …: some numbers differ only later in a run
 MOST_BYTES = 1 << 30  # on one device, for copies of what the loop donates, or that are compared
 
-Compiled = Callable[..., Any]
-
 
 def bytes_for_copies() -> float:
     """The bytes that copies may take on a device: at most 1 GiB, and only memory that was never in use."""
@@ -385,8 +379,7 @@ class Comparison:
     return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it from
     the traced program of the instrumented step, while the loop goes on, and then compares that call.
 
-    What is not compared: a step with effects, such as `io_callback` and `jax.debug.print`, which would happen twice; in
-    a run of several processes; and where copies would not fit. An error of the comparison ends it silently.
+    An error of the comparison ends it silently; `watch` says what is not compared.
 
     Args:
       plain: The traced program of the instrumented step; None: the loop also runs the step itself.
@@ -404,7 +397,7 @@ class Comparison:
         is_urgent: bool = False,
     ) -> None:
         self._jitted, self._options, self._tell = jitted, options, tell
-        self._plain: Compiled | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
+        self._plain: Callable | None = (lambda *args, **kwargs: jitted.step(*args, **kwargs)) if plain is None else None
         self._program = plain
         self._n_calls = {id(step): 0 for step in instrumented_steps}  # none any more, once it has ended
         self._due = dict.fromkeys(self._n_calls, 1 if is_urgent else AT_CALL)  # the next call that is compared
@@ -479,7 +472,7 @@ class Comparison:
         disabled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
         if disabled or any_traced(leaves):
             return None
-        if not self._has_room(3 * _n_bytes(leaves)):  # of the arguments, and of both results
+        if not self._has_room(3 * n_bytes_on_device(leaves)):  # of the arguments, and of both results
             return None
         if self._plain is None or self._jitted.changes_arguments or self._options.donates:
             return self._jitted.copied((args, kwargs), copy_array)
@@ -493,7 +486,7 @@ class Comparison:
         return False
 
     def _compare(self, step: int, copies: Any, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not self._has_room(2 * _n_bytes(jax.tree.leaves(out))):
+        if not self._has_room(2 * n_bytes_on_device(jax.tree.leaves(out))):
             return
         changes = self._jitted.changes_arguments
         got = self._jitted.copied((out, (args, kwargs)) if changes else out, copy_array)  # the next step may donate it
@@ -526,39 +519,32 @@ class Comparison:
         self._is_compiling, program, self._program = True, self._program, None
         lower: Any = None
         if program is not None:
-            lower = program.lowering(self._options, *_inner_arguments(self._jitted, args, kwargs))
-        if lower is None:
-            lower = functools.partial(_same, _lowered(self._jitted, self._options, args, kwargs))
-            program = None
+            inner = _inside(self._jitted, lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
+            lower = program.lowering(self._options, *inner)
+        lowered = None if lower else _lowered(self._jitted, self._options, args, kwargs)
         options = options_of_thread()
 
         def compile_() -> None:
-            try:
-                if program is not None and options_of_thread() != options:
-                    raise TracedOtherwise
-                lowered = lower()
-            except Exception:
-                if program is None:
-                    raise
+            nonlocal lowered
+            if lower:
+                try:
+                    lowered = lower() if options_of_thread() == options else None
+                except Exception:
+                    lowered = None
+            if lowered is None:
                 self._is_compiling = False  # the next call lowers it in its own thread
-                return
-            self._plain = _calling(self._jitted, self._options, lowered.compile())
+            else:
+                self._plain = _calling(self._jitted, self._options, lowered.compile())
 
         self._start(compile_)
 
     def _start(self, work: Callable[[], None]) -> None:
-        # Python waits for this thread at its end: XLA must not be at work then.
-        thread = threading.Thread(target=lambda: self._tried(work), name="treeviz comparison")
-        self._threads = [*(before for before in self._threads if before.is_alive()), thread]
-        thread.start()
+        running = [before for before in self._threads if before.is_alive()]
+        self._threads = [*running, in_thread(lambda: self._tried(work), "comparison")]
 
 
 class _Escape(Exception):
-    """Carries something out of the wrapper of a library."""
-
-    def __init__(self, carried: Any) -> None:
-        super().__init__("carried")
-        self.carried = carried
+    """Carries its argument out of the wrapper of a library."""
 
 
 def _inside(jitted: JittedStep, make: Callable, args: tuple, kwargs: dict[str, Any], copied=lambda x: x) -> Any:
@@ -577,13 +563,8 @@ def _inside(jitted: JittedStep, make: Callable, args: tuple, kwargs: dict[str, A
     try:
         jitted.around(escaping)(*args, **kwargs)
     except _Escape as escape:
-        return escape.carried
+        return escape.args[0]
     raise RuntimeError("the step did not call its jitted function")
-
-
-def _inner_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments that the jitted function gets for those of the step."""
-    return _inside(jitted, lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
 
 
 def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -599,11 +580,7 @@ def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[
     return _inside(jitted, make, args, kwargs, copy_array)
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
-def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Compiled:
+def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Callable:
     """The step with its compiled program in place of its jitted function."""
     static = {name: options.keywords.get(name) or () for name in ("static_argnums", "static_argnames")}
 
@@ -619,7 +596,6 @@ def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Compiled
     return lambda *args, **kwargs: around(*args, **kwargs)[0]
 
 
-def _n_bytes(leaves: Sequence[Any]) -> int:
-    """On one device."""
+def n_bytes_on_device(leaves: Sequence[Any]) -> int:
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)

@@ -69,13 +69,6 @@ class Settings(NamedTuple):
     first: int
     stacked: Stacked | None
 
-    def check(self) -> None:
-        stacked_axes(self.stacked or ())
-        if self.every < 0 or self.heavy_every < 0 or not (self.every or self.heavy_every):
-            raise ValueError(f"every={self.every}, heavy_every={self.heavy_every}: no step would be inspected.")
-        if self.exact not in (True, False, "auto"):
-            raise ValueError(f"exact={self.exact!r}: use True, False or 'auto'.")
-
     def __str__(self) -> str:
         """The settings that must be equal in all processes."""
         return ", ".join(f"{name}={value}" for name, value in self._asdict().items() if name != "match")
@@ -105,21 +98,18 @@ class InstrumentedPrograms:
         self.is_exact = settings.exact is True
         runs_plain = settings.every != 1 and settings.heavy_every != 1
         self._plain = None if self.is_exact or runs_plain else PlainProgram()
-        samples = self._samples_params = settings.updates is None and not settings.heavy_every
-        self._light = self._of_run(settings.statistics, bool(settings.updates), samples)
-        self._heavy = self._of_run(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
+        self._samples_params = settings.updates is None and not settings.heavy_every
+        self._light = self.make(settings.statistics, bool(settings.updates), self._samples_params)
+        self._heavy = self.make(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
         self.is_single = self._heavy is None and not self.is_exact
         self.fixed: Callable | None = None
         self.fixed_until = math.inf
         self.comparison: Comparison | None = None
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
         if not self.is_exact:
-            used = [
-                program for program, every in ((self._light, settings.every), (self._heavy, 1)) if program and every
-            ]
-            self.comparison = Comparison(
-                jitted, self._options, used, self._plain, on_compared, settings.exact == "auto"
-            )
+            used = [*([self._light] if settings.every else []), *([self._heavy] if self._heavy else [])]
+            is_auto = settings.exact == "auto"
+            self.comparison = Comparison(jitted, self._options, used, self._plain, on_compared, is_auto)
 
     def of(self, number: int) -> Callable | None:
         """The program that inspects this call, or what also compares it with the step itself; None if there is none."""
@@ -144,21 +134,11 @@ class InstrumentedPrograms:
             n = math.inf if self.comparison is None else self.comparison.skip(program)
             self.fixed, self.fixed_until = program, number + n * self._settings.every
 
-    def _of_run(self, statistics: tuple[str, ...], updates: bool, samples_params: bool = False) -> Callable:
-        if not self.is_exact:
-            return self.make(statistics, updates=updates, samples_params=samples_params)
-        return self.make(statistics, updates=updates, only_measure=self.jitted.is_plain, on_traced=self._on_second_run)
-
     def make(
-        self,
-        statistics: tuple[str, ...],
-        *,
-        updates: bool,
-        only_measure: bool = False,
-        on_traced: OnTraced | None = None,
-        samples_params: bool = False,
+        self, statistics: tuple[str, ...], updates: bool, samples_params: bool = False, *, in_run: bool = True
     ) -> Callable:
         """A function with the arguments of the step that returns `(what the step returns, measurement)`."""
+        is_apart = self.is_exact and in_run  # it measures in a second run
         # Imported here, since this module uses JAX's extension API, which `jax_private.why_not` checks.
         from treeviz.steps.tracing.instrumented import instrumented
 
@@ -172,10 +152,10 @@ class InstrumentedPrograms:
                 stacked=self._settings.stacked,
                 tidy_path=self.jitted.tidy_path,
                 result_path=self.jitted.result_path,
-                on_traced=on_traced or self._on_traced,
+                on_traced=self._on_second_run if is_apart else self._on_traced,
                 donate=not self.is_exact,
-                only_measure=only_measure,
-                samples_params=samples_params,
+                only_measure=is_apart and self.jitted.is_plain,
+                samples_params=samples_params and not is_apart,
                 plain=self._plain,
             )
 
@@ -208,62 +188,43 @@ def watch(
 ) -> Watched:
     """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
 
-        update = watch(update, lambda measurement, number: print(number, measurement.sources))
-        params = update(params, x, y)
-
     The step itself is unchanged. It is traced once more, each gradient is reduced to a few numbers where it is
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself, which a thread compiles beside it, since jax 0.10 and not on a GPU.
-
-    The same program counts NaN and infinities in results of at most 4,096 numbers: values of differentiated functions,
-    if the step returns them, what it returns besides what it was given, and the 16 smallest of the parameters' new
-    values, of which it also tells whether they are the old ones.
 
     XLA may round a result of the second program differently. To know, inspected calls 16 to 19, 64, 256, 1,024 … also
     run the step itself, on copies of what it donates, and a thread compares all bytes, until one differs; then
     `Watched.notes` says how much. Not compared are steps with effects, which would happen twice, those of several
     processes, and where the copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
 
-    Calls inside another jitted or transformed function are not measured, since no number can leave that function. One
-    warning says to watch that function instead, where all gradients inside it are seen.
-
     If the installed JAX, Equinox or Flax lacks a private name that this needs, the step runs unwatched, and one warning
     says what is lost.
 
-    The cosine between successive gradients needs the last ones kept, at the cost of their memory, so the step has to
-    return them: `tv.measure(grads=grads, last_grads=last)` in the step, and `inspector.record`.
-
     Args:
-      step: The result of `jax.jit`, `equinox.filter_jit` or `flax.nnx.jit`, compiled before or not.
+      step, exact, gradients: As in `GradientInspector.watch`.
       record: Called after an inspected step with its `Measurement`, whose arrays may not be computed yet, and its
         number. An exception that it raises becomes a warning, once; `StopTraining` is passed on.
       every: Inspect every n-th step; 0: only those of `heavy_every`.
       heavy_every: Every n-th step, add a histogram and counts: a third program.
       statistics: The statistics of the other inspected steps.
       match: Only gradients of the step's own arguments, if there are any.
-      exact: Always run the untouched step, and measure in a second run on the same arguments that returns nothing else.
-        An inspected step then costs about twice its time. A step with effects, as of `io_callback`, is refused: they
-        would happen twice, as those of `jax.debug.print` do. "auto": from when the step and the program that measures
-        it were seen to return other bytes; never for a step with effects, or in a run of several processes.
-      updates: Also measure the parameters that the gradients belong to, and what the step adds to them, after rounding
-        and with any optimizer: which results are the new values of which parameters follows from how they are
-        computed. True: in every inspected step, which costs about as much again as the gradients; False: never. None:
-        in those of `heavy_every`; where that is 0, beside some steps: `Measurement.sampled_params` has these numbers,
-        as `treeviz.steps.tracing.param_sampling` explains. `Watched.notes` says what could not be measured.
+      updates: Also measure the parameters that the gradients belong to, and what the step adds to them. True: in every
+        inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside some steps, as
+        `treeviz.steps.tracing.param_sampling` explains.
       first: The number of the first step.
-      stacked: An array over which the step scans holds all layers of a model, and each layer is measured on its own.
-        Globs of the key paths of further such arrays, or of nodes above them: "layers/*", or {"layers/*": 1} where the
-        layers lie along another axis than the first. None: no array is taken apart. One with more than 1,024 layers is,
-        up to 65,536, if a glob names it; `Watched.notes` says which stays one.
-      gradients: The name of the step's parameter that gets gradients, of a step that takes none itself: these are
-        measured, and with `updates` what the step makes of the parameters, the argument of the same structure.
+      stacked: Globs of the key paths of arrays that hold layers, or of nodes above them, besides those that the step
+        scans over: "layers/*", or {"layers/*": 1} for another axis than the first. None: no array is taken apart.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
     settings = Settings(every, heavy_every, check_statistics(statistics), match, exact, updates, first, stacked)
-    settings.check()
+    stacked_axes(stacked or ())
+    if every < 0 or heavy_every < 0 or not (every or heavy_every):
+        raise ValueError(f"every={every}, heavy_every={heavy_every}: no step would be inspected.")
+    if exact not in (True, False, "auto"):
+        raise ValueError(f"exact={exact!r}: use True, False or 'auto'.")
     why_not = jax_private.why_not()
     if why_not:
         return Watched(step, None, record, settings, f"{why_not} ({tested_with()})")
@@ -320,8 +281,7 @@ class Watched:
         self.step, self._jitted = step, jitted
         self._programs = None if jitted is None else self._programs_with(jitted, self.settings)
         self._run_plain = step
-        ahead = None if self._programs is None else self._programs.ahead
-        if ahead is not None:
+        if self._programs is not None and (ahead := self._programs.ahead) is not None:
 
             def first(*args: Any, **kwargs: Any) -> Any:
                 ahead.wait()
@@ -360,8 +320,16 @@ class Watched:
     def _program_of(self, programs: InstrumentedPrograms, number: int, args, kwargs) -> Callable | None:
         """The program that inspects this call, after the preparations for it; None: the step itself runs."""
         program = None if self.trouble else programs.of(number)
-        if program is None or not (self._consensus is None or self._is_agreed(self._consensus, number)):
+        if program is None:
             return None
+        if (consensus := self._consensus) is not None:
+            is_measured = consensus.measures(number)
+            self._note(*[f"{self._name}: {note}" for note in consensus.notes])
+            if why := consensus.why_not:
+                self._give_up(f"{why}. All processes must watch it in the same way; one of them may save or show it")
+            if not is_measured:
+                return None
+            self._consensus = None
         if programs.ahead is not None:
             programs.ahead.begin(args, kwargs)
             programs.ahead = None
@@ -401,16 +369,6 @@ class Watched:
 
     def _programs_with(self, jitted: JittedStep, settings: Settings) -> InstrumentedPrograms:
         return InstrumentedPrograms(jitted, settings, self._on_traced, self._on_compared)
-
-    def _is_agreed(self, consensus: ProcessConsensus, number: int) -> bool:
-        is_measured = consensus.measures(number)
-        self._note(*(f"{self._name}: {note}" for note in consensus.notes))
-        if consensus.why_not:
-            self._give_up(
-                f"{consensus.why_not}. All processes must watch it in the same way; one of them may save or show it"
-            )
-        self._consensus = None if is_measured else consensus
-        return is_measured
 
     def _take(self, measurement: Measurement, number: int) -> None:
         if isinstance(measurement.arrays[0], Tracer):
@@ -484,8 +442,7 @@ class Watched:
 
     def wait_compared(self) -> None:
         """Wait for the comparisons of calls that were made."""
-        programs = self._programs
-        if programs is not None and programs.comparison is not None:
+        if (programs := self._programs) is not None and programs.comparison is not None:
             programs.comparison.wait()
 
     def jitted_of(self, info: Any) -> JittedStep | None:
@@ -507,11 +464,12 @@ class Watched:
         """
         if self._jitted is None or self._programs is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
-        program = self._programs.make(self.settings.statistics, updates=bool(self.settings.updates))
+        program = self._programs.make(self.settings.statistics, bool(self.settings.updates), in_run=False)
         try:
             return verify(self._jitted, program, args, kwargs)
-        except InstrumentedStepFailed as error:
-            raise CannotWatch(self.step, error_text(error.error)) from error.error
+        except InstrumentedStepFailed as failed:
+            error: Any = failed.__cause__
+            raise CannotWatch(self.step, error_text(error)) from error
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "step" not in self.__dict__:
