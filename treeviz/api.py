@@ -353,8 +353,8 @@ def check(
       tree: Any pytree; see `walk`.
       for_: The use of the tree: "jit" (an argument of a jitted function), "grad" (differentiated), or "state" (an input
         and output of a training step). Text and functions are errors in these.
-      values: Also find NaN, infinities, arrays of zeros, and values that cannot be read; for the cost of reading
-        values, see `stats` of `render`.
+      values: Also find NaN, infinities, arrays of zeros, values that cannot be read, and PRNG keys or random numbers
+        that are the same in two places; for the cost of reading values, see `stats` of `render`.
       roundtrip: Unflatten a node of each registered class, also with placeholders, as JAX does. Runs user code.
       ignore: Codes of rules to leave out.
 

@@ -5,8 +5,9 @@
     python tests/wild/objects.py quax --show            # what a terminal shows, too; --show 120 for a width
 
 JAX's own flatten is the truth: the order, paths, number, shapes, dtypes and bytes of the leaves. A line for each object
-says the library, the object, its leaves, and "agrees" or what differs; the exit status is 1 if any differs. A library
-that is not installed, or that has changed its functions, is skipped. To have all, in an environment of their own:
+says the library, the object, its leaves, and "agrees" or what differs, which is also the first error of `check`: the
+objects are healthy. The exit status is 1 if any differs. A library that is not installed, or that has changed its
+functions, is skipped. To have all, in an environment of their own:
 
     uv pip install -c .ci/constraints.txt blackjax brax chex coordax diffrax distrax dm-haiku dynamax e3nn-jax evosax
     uv pip install -c .ci/constraints.txt flowjax gpjax jaxlie jaxopt jmp jraph keras lineax mctx numpyro optax
@@ -332,6 +333,8 @@ def main() -> int:
             continue
         for what, tree in made_by(library):
             n_leaves, differs = difference(tree)
+            errors = [str(finding) for finding in treeviz.check(tree, values=True) if finding.level == "error"]
+            differs = differs or "".join(errors[:1])  # these objects are healthy
             n_objects, n_different = n_objects + 1, n_different + bool(differs)
             print(f"{library.__name__:<23} {what:<25} {n_leaves:>4}  {differs or 'agrees'}", flush=True)
             if asked.show:
