@@ -251,7 +251,7 @@ def orbax():
         checkpointer.save(f"{folder}/run", PARAMS)
         checkpointer.wait_until_finished()
         metadata = checkpointer.metadata(f"{folder}/run")
-        yield "metadata of a checkpoint", metadata
+        yield "metadata of a checkpoint", getattr(metadata, "item_metadata", metadata)  # which treeviz opens
         yield "metadata of arrays", metadata.item_metadata.tree
 
 

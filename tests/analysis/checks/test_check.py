@@ -201,6 +201,9 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
         ({"l1": jnp.asarray(random(4, 8)), "l2": random(4, 8)}, ["['l2']"]),
         ({"actor": {"w": random(4, 8)}, "critic": {"w": random(4, 8)}}, ["['critic']['w']"]),
         ({"raw": jax.random.PRNGKey(3), "again": np.asarray(jax.random.PRNGKey(3))}, ["['raw']"]),
+        (dict.fromkeys("ab", jax.random.PRNGKey(3)), ["['b']"]),
+        ([{"key": np.uint32([1, 2]), "count": 0}] * 2, []),  # one stream in two layers, T210
+        ({"history": np.ones((5, 2), np.uint32)}, []),
         ({"heads": np.stack([random(4, 8)] * 3), "others": random(3, 4, 8, seed=1)}, ["['heads']"]),
         ({"keys": np.stack([jax.random.PRNGKey(0)] * 2), "others": np.uint32([[0, 1], [2, 3]])}, ["['keys']"]),
         ([{"key": np.uint32([1, 2]), "count": 0}, {"key": np.uint32([1, 2]), "count": 0}], ["[1]['key']"]),

@@ -544,6 +544,7 @@ _COPY = re.compile(
     r"(?i)(?<![a-z])(ema|swa|avg|averaged?|target|tgt|teacher|online|old|prev|previous|best|last|init|initial|anchor"
     r"|ref|reference|frozen|slow|fast|backup|copy|snapshot|shadow|polyak|master|opt|optim|optimizer|mu|nu)(?![a-z])"
 )
+_KEY = re.compile(r"(?i)key|rng|seed")
 _SPLIT = "was one key used twice? jax.random.split makes several of one"
 
 
@@ -569,9 +570,12 @@ def equal_random_values(checked: Checked) -> Iterator[Found]:
                 firsts.append(row)
                 if n := guarded(partial(_n_equal_slices, x), lambda _: 0):
                     yield Found(row, f"all {n:,} slices along its first axis are equal: {_SPLIT}")
+            elif _is_key(checked.facts(row)):
+                parent, other = (checked.nodes[checked.table.parent[one]] for one in (row, first))
+                if parent is not other or checked.table.parent[row] == checked.table.parent[first]:  # else it is T210
+                    yield Found(row, f"the same PRNG key as {_place(checked, first)}: {_SPLIT}")
             elif x is not checked.nodes[first]:
-                what = "PRNG key" if _is_key(checked.facts(row)) else "random numbers"
-                yield Found(row, f"another array with the same {what} as {_place(checked, first)}: {_SPLIT}")
+                yield Found(row, f"another array with the random numbers of {_place(checked, first)}: {_SPLIT}")
 
 
 def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
@@ -579,16 +583,19 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
     table = checked.table
     columns = [table.columns[name].values for name in ("min", "max", "mean", "rms")]
     for row in checked.rows(lambda facts: facts.is_leaf and (_is_key(facts) or facts.elements >= _N_RANDOM)):
-        facts, statistics = checked.facts(row), [values[row].item() for values in columns]
+        facts, statistics, place = checked.facts(row), [values[row].item() for values in columns], _place(checked, row)
         if facts.kind == "key":
             statistics = []
-        elif not (_is_key(facts) or (_FLOAT.match(facts.dtype) and statistics[0] < statistics[1])):
+        elif _is_key(facts):
+            if len(facts.shape or ()) > 1 and not _KEY.search(place):  # or pairs of other numbers
+                continue
+        elif not (_FLOAT.match(facts.dtype) and statistics[0] < statistics[1]):
             continue
         above, n = [], row
         while n:
             n = int(table.parent[n])
             above.append(checked.facts(n).module)
-        if not any(module.startswith("optax.") for module in above) and not _COPY.search(_place(checked, row)):
+        if not any(module.startswith("optax.") for module in above) and not _COPY.search(place):
             # A stream of NNX draws from its key and its count.
             siblings = children_of(table.end, int(table.parent[row])) if row else ()
             counts = [n for n in siblings if table.key(n).label.strip(".'[]") == "count"]
