@@ -75,6 +75,18 @@ class Resets:
 jax.tree_util.register_pytree_node(Resets, lambda r: ((r.x,), None), lambda _, xs: Resets(*xs))
 
 
+@dataclass
+class LossScale:
+    """As jmp.DynamicLossScale, which drops its last field."""
+
+    loss_scale: Any
+    period: int = 2000
+    min_loss_scale: int = 1
+
+
+jax.tree_util.register_pytree_node(LossScale, lambda s: ((s.loss_scale,), s.period), lambda p, xs: LossScale(*xs, p))
+
+
 class Adds(Special):
     """Is not the same after a round trip."""
 
@@ -128,6 +140,7 @@ FAULTS: dict[str, tuple[Any, Any, str, Any]] = {
         "[0].y",
         lambda: [annotated((2, 3), (2, 3)), annotated((2, 4), (2, 4))],
     ),
+    "T119": ("any", lambda: [LossScale(1.0, 2000, 8)], "[0]", lambda: [Layer("n", 1.0), Point(1.0, 2.0)]),
     "T120": ("any", lambda: {"x": leaked()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T121": ("any", lambda: {"x": deleted()}, "['x']", lambda: {"x": jnp.ones(2)}),
     "T130": ("jit", lambda: [np.array(["a"])], "[0]", lambda: [np.zeros(2), np.float32(1)]),

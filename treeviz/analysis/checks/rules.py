@@ -444,6 +444,22 @@ def forgotten_attributes(checked: Checked) -> Iterator[Found]:
                 yield Found(row, f"the attribute {visible(name, 80)} is reset when JAX rebuilds the node: {text}")
 
 
+@rule("T119", "info")
+def dropped_field(checked: Checked) -> Iterator[Found]:
+    """A field of a dataclass is neither a child nor static data, as `min_loss_scale` of jmp's DynamicLossScale.
+
+    The flatten function does not return it, so `jax.tree.map`, `jit` and every other function of JAX make a node that
+    has its default, or lacks it. Return it among the children or the static data. Fields with `init=False`, as of
+    caches, are left out.
+    """
+    for row in checked.rows(lambda facts: any(name.endswith(DROPPED) for name, _ in facts.static)):
+        fields = class_attribute(type(checked.nodes[row]), "__dataclass_fields__", {})
+        for name, value in checked.facts(row).static:
+            field = name.removesuffix(DROPPED)
+            if field != name and getattr(fields.get(field), "init", True):
+                yield Found(row, f"the field {field} = {value} is lost or reset when JAX rebuilds the node")
+
+
 def _changes(children: list, treedef: Any) -> str:
     again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
     if not _are_same(children, again):
