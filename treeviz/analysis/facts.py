@@ -38,7 +38,7 @@ _MOST_DICTS = 5_000  # whose order is read, at some 0.7 µs each
 def scalar_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column, ...]:
     """The values of arrays of shape () in host memory that are ready: no transfer, no wait."""
     rows = np.flatnonzero(is_number(table))[:_MOST_READ].tolist()
-    texts = {row: guarded(lambda row=row: _host_scalar(nodes[row]), lambda _: "") for row in rows}
+    texts = {row: guarded(lambda row=row: host_scalar(nodes[row]), lambda _: "") for row in rows}
     return with_scalars(table, texts)
 
 
@@ -61,7 +61,8 @@ def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ..
     return (Column(SCALARS, "value", [*distinct], codes, help="The value of an array of one number"),)
 
 
-def _host_scalar(array: Any) -> str:
+def host_scalar(array: Any) -> str:
+    """The text of the only element of an array; "" if that would need a transfer or a wait."""
     from treeviz.analysis.stats.arrays import host_view, lies_on_host
 
     if type(array) is not np.ndarray:

@@ -19,12 +19,16 @@ import numpy as np
 
 from treeviz.tree.describers import Describer, describes
 from treeviz.tree.runtime import PrivateName, jax_is_imported, warn_of_missing
-from treeviz.tree.text import error_text, guarded, module_name
+from treeviz.tree.text import error_text, guarded, module_name, value_text
 
 _GROUP = "treeviz.adapters"
 _HIJAX = "jax.experimental.hijax"
 # Each library has a file in this folder, named by the last part of its name.
-ADAPTERS = ("chex", "equinox", "flax", "optax", "pandas", "penzai", "pytreeclass", "tensorflow", "torch", _HIJAX)
+ADAPTERS = (
+    *("aqt", "brainstate", "chex", "coordax", "equinox", "flax", "haliax", "jax.example_libraries.optimizers", "keras"),
+    *("optax", "pandas", "penzai", "pytreeclass", "qwix", "saiunit", "simple_pytree", "tensorflow", "torch", "xarray"),
+    _HIJAX,
+)
 _loaded: set[str] = set()
 _entry_points: list[Any] | None = None  # entry points whose library is not imported yet; None if not searched for
 _unchecked_names: dict[str, tuple[PrivateName, ...]] = {}  # private names of loaded libraries, not checked yet
@@ -104,13 +108,33 @@ def array_facts(array: Any) -> dict[str, Any]:
     return {**facts, "array": array}
 
 
-def opened(tree: Any, name: str) -> tuple[Any, str]:
-    """The tree in the metadata of a checkpoint, and the Python expression for it, starting with `name`."""
-    if module_name(type(tree)).partition(".")[0] != "orbax":
-        return tree, name
-    from treeviz.integrations.orbax import tree_of_metadata
+def quantized_text(values: Any, *scales: Any, qtype: Any = None) -> str:
+    """The text of a quantized array: "int8[3,4] × scale float32[3,1], 8 bits"; `qtype` if it is not their dtype."""
+    if not hasattr(values, "dtype"):  # None, or a placeholder of JAX
+        return ""
+    dtype = np.dtype(values.dtype if qtype is None else qtype)
+    bits = (jax.numpy.iinfo if jax.numpy.issubdtype(dtype, np.integer) else jax.numpy.finfo)(dtype).bits
+    return " × scale ".join(map(value_text, (values, *scales))) + f", {bits} bits"
 
-    return tree_of_metadata(tree, name)
+
+Opens = Callable[[Any, str], tuple[Any, str] | None]
+_opens: list[Opens] = []
+
+
+def opens(function: Opens) -> Opens:
+    """Register a function that returns the tree in an object that JAX does not flatten, and Python that gets it."""
+    _opens.append(function)
+    return function
+
+
+def opened(tree: Any, name: str) -> tuple[Any, str]:
+    """The tree in a model or in a checkpoint's metadata, and the Python expression for it, starting with `name`."""
+    if module_name(type(tree)).partition(".")[0] == "orbax":
+        from treeviz.integrations.orbax import tree_of_metadata
+
+        return tree_of_metadata(tree, name)
+    found = (guarded(lambda open_it=open_it: open_it(tree, name), lambda _: None) for open_it in _opens)
+    return next(filter(None, found), (tree, name))
 
 
 def not_installed(error: ImportError, extra: str) -> ImportError:

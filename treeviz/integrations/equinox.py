@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.tree_util import GetAttrKey
 
+from treeviz.analysis.facts import host_scalar
 from treeviz.integrations import describes_from
 from treeviz.steps.compiles.forecast import TracedStep, trace_of_arrays, traces
 from treeviz.steps.tracing.jitted import (
@@ -45,6 +46,7 @@ TO_DESCRIBE = (
     *(PrivateName(f"equinox.nn:StateIndex.{name}", _UNNAMED_INDEX) for name in ("marker", "init")),
     *(PrivateName(f"equinox.nn:Shared.{name}", _UNNAMED_SHARED) for name in ("pytree", "where", "get")),
     PrivateName("equinox.nn._shared:SharedNode", _UNNAMED_SHARED),
+    PrivateName("equinox._enum:EnumerationItem", "an item of an equinox.Enumeration does not show its name"),
 )
 PRIVATE = (*TO_WATCH, *TO_DESCRIBE)
 
@@ -108,6 +110,14 @@ def shared(node: Any) -> Description:
 @describes_from("equinox.nn._shared", "SharedNode")
 def shared_node(leaf: Any) -> Description:
     return Description(text=f"stands for {_sources.get(leaf, 'a shared node')}", transparent=True)
+
+
+@describes_from("equinox._enum", "EnumerationItem")
+def enumeration_item(node: Any) -> Description:
+    enumeration, value = (stored_attribute(node, name) for name in ("_enumeration", "_value"))
+    number = guarded(lambda: host_scalar(value), lambda _: "")  # of a batch of items there is none
+    names = (name for name, item in enumeration._name_to_item.items() if host_scalar(item._value) == number)
+    return Description("node", type=class_name(enumeration), text=next(names, ""), static=(), inline=True)
 
 
 @knows_child_keys

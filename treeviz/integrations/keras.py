@@ -42,7 +42,7 @@ def variables_of(tree: Any, name: str) -> tuple[Any, str] | None:
 @tidies_of
 def by_path(function: Any) -> dict[str, Any] | None:
     """The paths of trainable variables, in place of their positions, in the step of `model.fit`."""
-    model = function.__self__ if isinstance(function, types.MethodType) else None
+    model: Any = function.__self__ if isinstance(function, types.MethodType) else None
     if not has_base(type(model), sys.modules["keras"].Model):
         return None
     paths = [each.path for each in model.trainable_variables]

@@ -13,7 +13,7 @@ from treeviz.tree.text import aval_text
 @describes_from("xarray", "DataArray", "Variable")
 def data_array(leaf: Any) -> Description:
     variable = stored_attribute(leaf, "_variable") if hasattr(leaf, "coords") else leaf
-    facts = {"shape": leaf.shape, "dtype": str(leaf.dtype), "bytes": leaf.nbytes}
+    facts: dict[str, Any] = {"shape": leaf.shape, "dtype": str(leaf.dtype), "bytes": leaf.nbytes}
     facts |= array_facts(stored_attribute(variable, "_data"))
     return Description("tensor", text=_coordinates(leaf), axes=list(map(str, leaf.dims)), **facts)
 

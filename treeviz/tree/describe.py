@@ -14,7 +14,7 @@ import jax
 
 from treeviz.tree.describers import Describer, Description, Overflow, by_wrapping_key, describer_of
 from treeviz.tree.facts import Facts, Note
-from treeviz.tree.keys import MISSING, Key, KeyTable, label_text, stored_attributes
+from treeviz.tree.keys import MISSING, Key, KeyTable, index_key, label_text, stored_attributes
 from treeviz.tree.leaves import ONLY_A_KIND, FactTable, array_like_facts, array_like_reader, opaque_facts
 from treeviz.tree.level import BUILTIN_LEVELS, Flattened, Level, custom_level, flatten_of, treedef_level
 from treeviz.tree.opaque import Inside, captured, captured_values, contents, describe_function, static_text
@@ -296,6 +296,8 @@ class Describers:
         is_complete = description.kind and description.static is not None
         facts = self.nodes.of_class(node) if is_complete else self.nodes.of_node(node, level)
         facts = self.facts.with_description(facts, description)
+        if description.labels is not None and description.inline:
+            level = self._below(level)
         if description.labels is not None or description.step is not None or description.hide:
             level = self._described_level(level, description)
         if description.inline and n_inlined < _MOST_INLINED and len(level.children) == 1 and level.keys is not None:
@@ -317,6 +319,14 @@ class Describers:
                 facts = _with_axes(facts, description.axes)
                 return self.facts.code(facts), Level([], None), inlined
         return self.facts.code(_with_axes(facts, description.axes)), level, None
+
+    def _below(self, level: Level) -> Level:
+        """The level of the only child, with the keys from the node."""
+        (child,), outer = level.children, self.keys.keys[(level.keys or [0])[0]]
+        below: Any = self.handler(child).level(child, self.keys)  # type: ignore[misc]
+        codes = below.keys or [0] * len(below.children)
+        inner = [self.keys.keys[code] if code else index_key(i) for i, code in enumerate(codes)]
+        return level._replace(children=below.children, keys=[self.keys.code(outer.into(key)) for key in inner])
 
     def _described_level(self, level: Level, description: Description) -> Level:
         """The level without hidden children, with the labels and steps of the description."""

@@ -32,7 +32,8 @@ class Description(NamedTuple):
       step: Maps the key of a child, as `keystr` writes it, to the Python that gets the child from the node:
         `by_key` gives `node['kernel']`. None, also as its result: the attribute, or `treeviz.child`.
       hide: Segments of the keys of children to hide. Children with leaves stay, so that counts agree with JAX.
-      inline: Show the node and its only child as one row, if that child is a leaf or a box of one.
+      inline: Show the node and its only child as one row, if that child is a leaf or a box of one. With
+        `labels`: the child is a container, whose children they name.
       transparent: Do not look inside an opaque leaf, and do not warn of arrays there.
     """
 

@@ -215,12 +215,24 @@ def unwraps(library: str) -> Callable[[Unwrap], Unwrap]:
     return register
 
 
-_inside: dict[str, dict[str, Callable[[str], str]]] = {}  # by module
+Tidies = Callable[[Any], dict[str, Any] | None]
+_inside: list[Tidies] = []
+
+
+def tidies_of(find: Tidies) -> Tidies:
+    """Register a function that returns `tidy_path` and `result_path` for what a library itself gives to `jax.jit`."""
+    _inside.append(find)
+    return find
 
 
 def tidies(module: str, **paths: Callable[[str], str]) -> None:
-    """Register `tidy_path` and `result_path` for what a library itself gives to `jax.jit`, by the module of that."""
-    _inside[module] = paths
+    """Register them for all that is of a module."""
+
+    def of_module(function: Any) -> dict[str, Any] | None:
+        owner = function if isinstance(function, types.FunctionType) else type(function)
+        return paths if f"{getattr(owner, '__module__', '')}.".startswith(f"{module}.") else None
+
+    tidies_of(of_module)
 
 
 def is_partial(step: Any) -> bool:
@@ -241,10 +253,8 @@ def jitted_step(step: Any) -> JittedStep:
       LibraryMoved: The release of its library is unknown.
     """
     if is_jitted(step):
-        function = step.__wrapped__
-        owner = function if isinstance(function, types.FunctionType) else type(function)
-        module = f"{getattr(owner, '__module__', '')}."
-        tidy: Any = next((paths for known, paths in _inside.items() if module.startswith(f"{known}.")), {})
+        found = (guarded(lambda find=find: find(step.__wrapped__), lambda _: None) for find in _inside)
+        tidy = next(filter(None, found), {})
         return JittedStep(step, step, lambda make: make(step.__wrapped__), is_plain=True)._replace(**tidy)
     if isinstance(step, types.MethodType) or is_partial(step):
         is_method = isinstance(step, types.MethodType)
