@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
 from treeviz.steps.findings.nonfinite import with_origin
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.decode import Arrived, recordable
-from treeviz.steps.recording.history import History, Timeline, main_source
+from treeviz.steps.recording.history import History, main_source
 from treeviz.steps.recording.history_file import load, save
 from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, flush_at_exit
 from treeviz.steps.statistics import FINITE, FINITE_PARTS, LIGHT, StopTraining
@@ -51,54 +51,37 @@ def to_records(history: History, source: str) -> list[dict[str, Any]]:
 
 def to_frame(history: History, source: str) -> Frame:
     """Return the columns of steps, "path" and each statistic; for scalars, one column per name."""
+    leaves, labels = [0], None
     if source == SCALARS and SCALARS not in history.sources:
         timelines = {name: history.scalars.values(name) for name in history.scalars.tracks}
-        entries, columns = _on_common_entries(
-            {name: (timeline, timeline.latest[:, None]) for name, timeline in timelines.items()}
-        )
-        return _step_columns(entries, 1) | {name: values[:, 0] for name, values in columns.items()}
-    tree_source = history.sources[source]
-    leaves = np.flatnonzero(tree_source.has_number)
-    statistics = history.statistics(source)
-    if "nonfinite" in statistics and (history.values(source, "nonfinite").high > 0).any():
-        statistics += tuple(FINITE + name for name in statistics if name in FINITE_PARTS)
-    timelines = {statistic: history.values(source, statistic) for statistic in statistics}
-    entries, columns = _on_common_entries(
-        {
-            name: (timeline, (timeline.latest if timeline.total is None else timeline.total)[:, leaves])
-            for name, timeline in timelines.items()
-        }
-    )
-    paths = Labels(np.tile(np.arange(len(leaves)), len(entries)), [tree_source.paths[leaf] for leaf in leaves])
-    flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in columns.items()}
-    return _step_columns(entries, len(leaves)) | {"path": paths} | flat
-
-
-def _step_columns(entries: Sequence[tuple[int, int, int, int]], n: int) -> dict[str, Any]:
-    first, last, first_inner, inner = (np.repeat(part, n) for part in np.array(entries, np.int64).reshape(-1, 4).T)
-    columns = {"first_step": first, "step": last}
-    if (inner >= 0).any():
-        inner_columns = {"first_inner": first_inner, "inner": inner}
-        columns |= {name: np.ma.array(column, mask=column < 0) for name, column in inner_columns.items()}
-    return columns
-
-
-def _on_common_entries(
-    timelines: dict[str, tuple[Timeline, np.ndarray]],
-) -> tuple[list[tuple[int, int, int, int]], dict[str, np.ma.MaskedArray]]:
-    """Return the spans of all timelines' entries, and each timeline's values there, [entries, …]."""
-    spans = {name: timeline.spans for name, (timeline, _) in timelines.items()}
-    # What a call has once comes after its inner steps.
+        values = {name: timeline.latest[:, None] for name, timeline in timelines.items()}
+    else:
+        leaves = np.flatnonzero(history.sources[source].has_number).tolist()
+        labels = [history.sources[source].paths[leaf] for leaf in leaves]
+        statistics = history.statistics(source)
+        if "nonfinite" in statistics and (history.values(source, "nonfinite").high > 0).any():
+            statistics += tuple(FINITE + name for name in statistics if name in FINITE_PARTS)
+        timelines = {statistic: history.values(source, statistic) for statistic in statistics}
+        values = {name: (x.latest if x.total is None else x.total)[:, leaves] for name, x in timelines.items()}
     entries = sorted(
-        {entry for timeline_spans in spans.values() for entry in timeline_spans},
+        {entry for timeline in timelines.values() for entry in timeline.spans},
+        # What a call has once comes after its inner steps.
         key=lambda span: (span[0], span[2] < 0, span[2], span[1], span[3] < 0, span[3]),
     )
-    index = {entry: i for i, entry in enumerate(entries)}
-    columns = {}
-    for name, (_, values) in timelines.items():
-        columns[name] = np.ma.array(np.zeros((len(entries), *values.shape[1:]), values.dtype), mask=True)
-        columns[name][[index[entry] for entry in spans[name]]] = values
-    return entries, columns
+    spans, place = np.array(entries, np.int64).reshape(-1, 4), {entry: i for i, entry in enumerate(entries)}
+    first, last, first_inner, inner = (np.repeat(part, len(leaves)) for part in spans.T)
+    frame: dict[str, Any] = {"first_step": first, "step": last}
+    if (inner >= 0).any():
+        for name, column in (("first_inner", first_inner), ("inner", inner)):
+            frame[name] = np.ma.array(column, mask=column < 0)
+    if labels is not None:
+        frame["path"] = Labels(np.tile(np.arange(len(leaves)), len(entries)), labels)
+    for name, timeline in timelines.items():
+        own = values[name]
+        column = np.ma.array(np.zeros((len(entries), *own.shape[1:]), own.dtype), mask=True)
+        column[[place[entry] for entry in timeline.spans]] = own
+        frame[name] = column.reshape(-1, *own.shape[2:])
+    return frame
 
 
 # The widget around a loop
@@ -130,10 +113,9 @@ class Live:
                     self._recorder.flush()
         finally:
             if panel is not None:
+                outcome = ("done", "") if error_type is None else ("stopped", error_type.__name__)
                 with contextlib.suppress(StopTraining):  # `flush` has raised it already
-                    panel.finish(
-                        "done" if error_type is None else "stopped", "" if error_type is None else error_type.__name__
-                    )
+                    panel.finish(*outcome)
                 panel.detach()
 
 
@@ -327,10 +309,8 @@ class GradientInspector:
         """
         newest = self._runs.newest_step
         if not newest < step:
-            raise ValueError(
-                f"count_from: step {step} is not after step {newest}, the newest. Call inspector.reset() before, which "
-                "begins a new run."
-            )
+            text = f"count_from: step {step} is not after step {newest}, the newest."
+            raise ValueError(f"{text} Call inspector.reset() before, which begins a new run.")
         self._runs.count_from(step)
 
     def reset(self, run: str = "") -> None:

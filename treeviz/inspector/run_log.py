@@ -342,9 +342,8 @@ class RunLog:
         self._cost_s: float | None = None  # of the newest step that was logged
         self._delivered, self._has_warned, self._is_closed = clock(), False, False
         self._process, self._delivering = os.getpid(), Lock()
-        self._ticker = Ticker(
-            self._tick, first_s=self._logger.every_s, lock=contextlib.nullcontext(), name="treeviz log"
-        )
+        no_lock = contextlib.nullcontext()
+        self._ticker = Ticker(self._tick, first_s=self._logger.every_s, lock=no_lock, name="treeviz log")
         self._ticker.start()
         atexit.register(close_at_exit, weakref.ref(self))
 

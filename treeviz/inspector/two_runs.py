@@ -144,7 +144,7 @@ def _ratio_of_updates(first, other, sources, counterparts, table: TreeTable, nam
     if not len(updates.stops) or updates.spans != params.spans:
         return []
     norms = (np.where(np.isfinite(norms), norms, np.nan) for norms in (params.left, params.right))
-    by = [rolled_norms(table, table.measured, x) for x in norms]
+    by = [rolled_norms(table, x) for x in norms]
     return [replace(_ratio(table, updates, names, "updates ÷ params", by), name="updates.ratio")]
 
 
@@ -204,8 +204,7 @@ def _ratio(
     bad = np.zeros((len(table), len(common.stops)), bool)
     bad[rows] = (np.isinf(left) | np.isinf(right)).T
     numerator, denominator = (  # a subtree sums what both have
-        rolled_norms(table, rows, np.where(common.is_known & np.isfinite(norms), norms, np.nan))
-        for norms in (right, left)
+        rolled_norms(table, np.where(common.is_known & np.isfinite(norms), norms, np.nan)) for norms in (right, left)
     )
     if by:
         numerator, denominator = numerator * by[0], denominator * by[1]

@@ -40,14 +40,13 @@ def running_view(history: History, name: str, findings: Sequence[Finding] = ()) 
     source = main_source(history)
     _, newest = history.last(source)
     table = table_of_source(history, source, name)
-    newest_columns = gradient_columns(
-        table, {source: {statistic: newest[statistic] for statistic in ("norm", "nonfinite") if statistic in newest}}
-    )
+    shown = {statistic: newest[statistic] for statistic in ("norm", "nonfinite") if statistic in newest}
+    newest_columns = gradient_columns(table, {source: shown})
     table = table.with_columns(*size_columns(table), *newest_columns)
     table = table.with_headline(*headline(table), *_run(history))
-    shown = [column for column in newest_columns if column.name.endswith("_norm")]
+    norms = [column for column in newest_columns if column.name.endswith("_norm")]
     series = gradient_series(history, table, source, findings)[:1]
-    return TreeView(table, shown, series=series, scalars=scalar_series(history, findings))
+    return TreeView(table, norms, series=series, scalars=scalar_series(history, findings))
 
 
 def whole_view(
@@ -167,21 +166,22 @@ def tree_notes(history: History) -> list[str]:
         f"{', '.join(map(repr, other_trees[:MOST_PRINTED]))}{more}."
     ]
     joined = [tree for tree, names in trees.items() if _is_joined(history, names[-1])]
-    joined_note = (
-        f"{', '.join(joined[:MOST_PRINTED])}: norms are joined over the members of a vmap. "
-        'GradientInspector(members="each") shows a row for each member.'
-    )
-    return [*tree_list[: len(other_trees)], *[joined_note][: len(joined)]] + [
-        f"{tree}: leaves were added, removed or reshaped, so there are {len(names)} trees: "
-        + ", ".join(f"{name!r} (steps {_first_step(history, name):,} to {history.last(name)[0]:,})" for name in names)
-        + ". The last one is shown; inspector.render(name) shows another."
-        for tree, names in trees.items()
-        if len(names) > 1
-    ]
-
-
-def _first_step(history: History, source: str) -> int:
-    return int(history.values(source, history.statistics(source)[0], resolution=1).first[0])
+    notes = tree_list[: len(other_trees)]
+    if joined:
+        notes.append(
+            f"{', '.join(joined[:MOST_PRINTED])}: norms are joined over the members of a vmap. "
+            'GradientInspector(members="each") shows a row for each member.'
+        )
+    for tree, names in trees.items():
+        if len(names) > 1:
+            firsts = [history.values(x, history.statistics(x)[0], resolution=1).first[0] for x in names]
+            spans = [f"(steps {first:,} to {history.last(x)[0]:,})" for first, x in zip(firsts, names, strict=True)]
+            sources = ", ".join(map("{!r} {}".format, names, spans))
+            notes.append(
+                f"{tree}: leaves were added, removed or reshaped, so there are {len(names)} trees: {sources}. The last "
+                "one is shown; inspector.render(name) shows another."
+            )
+    return notes
 
 
 def finding_lines(findings: Sequence[Finding], notes: Iterable[str], *, color: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -36,21 +36,13 @@ _EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 
 def table_of_source(history: History, source: str, name: str) -> TreeTable:
     """Rebuild the measured tree from the paths, sizes, shapes and dtypes of its leaves."""
-    tree_source = history.sources[source]
-    leaves = list(wholes(tree_source))
-    has_number = [tree_source.has_number[leaf.first] for leaf in leaves]
-    facts = [
-        Facts(
-            "array" if is_measured else "opaque",
-            "jax.Array" if is_measured else "no gradient",
-            True,
-            1,
-            elements=leaf.size if is_measured else 0,
-            shape=leaf.shape,
-            dtype=tree_source.dtypes[leaf.first],
-        )
-        for leaf, is_measured in zip(leaves, has_number, strict=True)
-    ]
+    tree, facts = history.sources[source], []
+    leaves = list(wholes(tree))
+    for leaf in leaves:
+        is_measured = tree.has_number[leaf.first]
+        kind = ("array", "jax.Array") if is_measured else ("opaque", "no gradient")
+        dtype, n = tree.dtypes[leaf.first], leaf.size if is_measured else 0
+        facts.append(Facts(*kind, True, 1, elements=n, shape=leaf.shape, dtype=dtype))
     table = table_of_paths(name, [leaf.path for leaf in leaves], facts, chains=True)
     rows = zip(np.flatnonzero(table.is_leaf).tolist(), leaves, strict=True)
     return open_stacks(table, {row: leaf.axis for row, leaf in rows if leaf.axis is not None})[0]
@@ -71,16 +63,10 @@ def gradient_series(
       findings: Each is shown at the row and step where it begins, if its source has the same leaves; findings about
         results are shown at the root, findings about ratios in the series of the ratio.
     """
-    leaf_rows = table.measured
-    norm = history.values(source, "finite_norm", resolution=MOST_BUCKETS)
-    bad = _bad(history, table, leaf_rows, norm, source)
-    series = [_norm_series(table, leaf_rows, norm, bad, f"{source}.norm", f"{title_of(source)} norm")]
     paths = {name: tree.paths for name, tree in history.sources.items()}
     received = sibling_name(source, "received")
-    if received != source and paths.get(received) == paths[source]:
-        norm = history.values(received, "finite_norm", resolution=MOST_BUCKETS)
-        bad = _bad(history, table, leaf_rows, norm, received)
-        series.append(_norm_series(table, leaf_rows, norm, bad, f"{received}.norm", f"{title_of(received)} norm"))
+    has_received = received != source and paths.get(received) == paths[source]
+    series = [_norm_series(history, table, name) for name in [source, received][: 1 + has_received]]
     shown_tree = section_of(source)[1], paths[source]
     shown_findings = [
         finding
@@ -93,21 +79,12 @@ def gradient_series(
         ratios[source] = f"{title_of(source)} ÷ params"
     for name, title in ratios.items():
         if history.has_ratio(name, params):
-            norms = history.values(name, "finite_norm", resolution=MOST_BUCKETS)
-            bad = _bad(history, table, leaf_rows, norms, name, params)
-            numerator = rolled_norms(table, leaf_rows, norms.latest)
-            denominator = rolled_norms(
-                table, leaf_rows, history.values(params, "finite_norm", resolution=MOST_BUCKETS).latest
-            )
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = as_float32(numerator / np.where(denominator == 0, np.nan, denominator))
-            values = _without_zeros(ratio, bad)
-            series.append(
-                Series(
-                    f"{name}.ratio", title, norms.begins, norms.ends, values, bad, unit="ratio", inner=norms.numbering
-                )
-            )
-    return _with_marks(series, shown_findings, leaf_rows, history)
+            norms, bad = _norms(history, table, name, params)
+            of_params = history.values(params, "finite_norm", resolution=MOST_BUCKETS).latest
+            ratio = _divided(rolled_norms(table, norms.latest), rolled_norms(table, of_params))
+            values, steps = _without_zeros(as_float32(ratio), bad), (norms.begins, norms.ends)
+            series.append(Series(f"{name}.ratio", title, *steps, values, bad, unit="ratio", inner=norms.numbering))
+    return _with_marks(series, shown_findings, history, table.measured)
 
 
 def _params_of(history: History, source: str) -> str:
@@ -139,15 +116,13 @@ def scalar_series(
     series = []
     for name in islice(history.scalars.tracks, most) if only is None else (only,):
         timeline, bad = history.scalars.values_and_bad(name, resolution=buckets)
-        latest, low, high = (
-            np.where(np.isfinite(values), values, np.nan)[None]
-            for values in (timeline.latest, timeline.low, timeline.high)
-        )
+        parts = timeline.latest, timeline.low, timeline.high
+        latest, low, high = (np.where(np.isfinite(part), part, np.nan)[None] for part in parts)
         is_wide = np.nanmin(low, initial=np.inf) > 0 and np.nanmax(high) > _LOG_FROM * np.nanmin(low)
         steps, inner = (timeline.begins, timeline.ends), timeline.numbering
         scalar = Series(name, name, *steps, latest, bad[None], low, high, bool(is_wide), unit="scalar", inner=inner)
         scalar_findings = [finding for finding in findings if (finding.source, finding.path) == (SCALARS, name)]
-        series += _with_marks([scalar], scalar_findings, np.zeros(1, int), history)
+        series += _with_marks([scalar], scalar_findings, history)
     return tuple(series)
 
 
@@ -166,7 +141,7 @@ def gradient_histograms(history: History, table: TreeTable, source: str = "grads
 
 
 def _with_marks(
-    series: list[Series], findings: list[Finding], leaf_rows: np.ndarray, history: History
+    series: list[Series], findings: list[Finding], history: History, leaf_rows: Sequence[int] | np.ndarray = ()
 ) -> tuple[Series, ...]:
     marks: list[list[FindingMark]] = [[] for _ in series]
     names = [row_series.name for row_series in series]
@@ -176,27 +151,33 @@ def _with_marks(
         row = 0 if finding.leaf < 0 or is_of_step(finding) else int(leaf_rows[finding.leaf])
         bucket = int(np.searchsorted(series[i].last_steps, position_of(finding, history)))
         bucket = min(bucket, len(series[i].last_steps) - 1)
-        marks[i].append(
-            FindingMark(row, bucket, finding.kind, f"{finding.sentence} {finding.advice}", finding.severity)
-        )
-    return tuple(
-        replace(row_series, marks=tuple(series_marks)) for row_series, series_marks in zip(series, marks, strict=True)
-    )
+        text = f"{finding.sentence} {finding.advice}"
+        marks[i].append(FindingMark(row, bucket, finding.kind, text, finding.severity))
+    return tuple(replace(line, marks=tuple(line_marks)) for line, line_marks in zip(series, marks, strict=True))
 
 
-def _norm_series(
-    table: TreeTable, leaf_rows: np.ndarray, norm: Timeline, bad: np.ndarray, name: str, title: str
-) -> Series:
-    is_single = bool((norm.n == 1).all())
-    latest, low, high = (
-        None if part is None else as_float32(rolled_norms(table, leaf_rows, part))
-        for part in (norm.latest, None if is_single else norm.low, None if is_single else norm.high)
-    )
-    assert latest is not None
-    low, high = (None if part is None else _without_zeros(part, bad) for part in (low, high))
-    latest = _without_zeros(latest, bad)
-    steps = norm.begins, norm.ends
+def _norm_series(history: History, table: TreeTable, source: str) -> Series:
+    norm, bad = _norms(history, table, source)
+    parts = (norm.latest,) if (norm.n == 1).all() else (norm.latest, norm.low, norm.high)
+    latest, *rest = (_without_zeros(as_float32(rolled_norms(table, part)), bad) for part in parts)
+    low, high = rest or (None, None)
+    name, title, steps = f"{source}.norm", f"{title_of(source)} norm", (norm.begins, norm.ends)
     return Series(name, title, *steps, latest, bad, low, high, unit="L2 norm", inner=norm.numbering)
+
+
+def _norms(history: History, table: TreeTable, source: str, *others: str) -> tuple[Timeline, np.ndarray]:
+    """The norms of a source, and bool[n_rows, k]: whether it, or another one, had non-finite values there."""
+    norm = history.values(source, "finite_norm", resolution=MOST_BUCKETS)
+    bad = np.zeros((len(table), len(norm.until)), dtype=bool)
+    for name in (source, *others):
+        bad[table.measured] |= occurs_in(history.values(name, "nonfinite"), norm).T
+    return norm, table.roll(bad, "any")
+
+
+def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """The ratio; NaN where the denominator is zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return numerator / np.where(denominator == 0, np.nan, denominator)
 
 
 def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:
@@ -211,19 +192,11 @@ def as_float32(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -largest, largest).astype(np.float32)
 
 
-def rolled_norms(table: TreeTable, leaf_rows: np.ndarray, leaf_norms: np.ndarray) -> np.ndarray:
+def rolled_norms(table: TreeTable, leaf_norms: np.ndarray) -> np.ndarray:
     """Roll norms [steps, leaves] up to [n_rows, steps]; NaN if a subtree has no numbers."""
     values = np.full((len(table), leaf_norms.shape[0]), np.nan)
-    values[leaf_rows] = leaf_norms.T
+    values[table.measured] = leaf_norms.T
     return table.roll(values, "norm")
-
-
-def _bad(history: History, table: TreeTable, leaf_rows: np.ndarray, entries: Timeline, *sources: str) -> np.ndarray:
-    """bool[n_rows, k]: whether these sources had non-finite values in the steps of the entries."""
-    bad = np.zeros((len(table), len(entries.until)), dtype=bool)
-    for source in sources:
-        bad[leaf_rows] |= occurs_in(history.values(source, "nonfinite"), entries).T
-    return table.roll(bad, "any")
 
 
 # The numbers of one step as columns. Norms roll up exactly.
@@ -245,7 +218,11 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
     columns: list[Column] = []
     norms: dict[str, Column] = {}
     for source, statistics in numbers.items():
-        is_bad = _holds_bad(table, rows, statistics)
+        is_bad = np.zeros(len(table), bool)
+        for name, values in statistics.items():
+            if name in STATISTICS and STATISTICS[name].counts_nonfinite:
+                is_bad[rows] |= values > 0
+        is_bad = table.roll(is_bad, "any")
         for name, values in statistics.items():
             record = STATISTICS.get(name)
             if values.shape != (record.shape(rows.size) if record else (rows.size,)):
@@ -279,9 +256,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
     for source, column in norms.items():
         params_column = norms.get(sibling_name(source, "params"))
         if kind_of(source) in ("grads", "updates") and params_column is not None:
-            norm, params = table.rolled(column), table.rolled(params_column)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = norm / np.where(params == 0, np.nan, params)
+            ratio = _divided(table.rolled(column), table.rolled(params_column))
             bad_rows = [norm_column.bad for norm_column in (column, params_column) if norm_column.bad is not None]
             is_bad = np.any(bad_rows, axis=0) if bad_rows else None
             help = f"{source} norm ÷ {sibling_name(source, 'params')} norm, of the whole subtree"
@@ -303,15 +278,6 @@ def ratio_columns(table: TreeTable, history: History, source: str = "grads") -> 
         and history.sources[name].sizes == history.sources[params].sizes
     }
     return [column for column in gradient_columns(table, same_step) if column.name.endswith("_ratio")]
-
-
-def _holds_bad(table: TreeTable, rows: np.ndarray, statistics: Mapping[str, np.ndarray]) -> np.ndarray:
-    """bool[n_rows]: whether a subtree has non-finite values."""
-    is_bad = np.zeros(len(table), bool)
-    for name, values in statistics.items():
-        if name in STATISTICS and STATISTICS[name].counts_nonfinite:
-            is_bad[rows] |= values > 0
-    return table.roll(is_bad, "any")
 
 
 def _spread(table: TreeTable, rows: np.ndarray, values: np.ndarray, nothing) -> np.ndarray:

@@ -17,10 +17,10 @@ from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.steps.compiles.types import (
     JitType,
     LeafType,
-    Part,
     compare_types,
     is_committed,
     jit_type,
+    leaf_type,
     mapping_keys,
     same_structure,
 )
@@ -56,9 +56,8 @@ def argument_names(step: Callable, n_positional: int) -> list[str]:
     """The names of the positional arguments of a call; `args[2]` if the p has none."""
     function, bound, _ = called_inside(step, (), {})
     parameters: Mapping[str, Any] = guarded(lambda: inspect.signature(function).parameters, lambda _: {})
-    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][
-        len(bound) :
-    ]
+    all_names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = all_names[len(bound) :]
     return [*names[:n_positional], *(f"args[{i}]" for i in range(len(names), n_positional))]
 
 
@@ -80,7 +79,7 @@ class ResultPart(NamedTuple):
     """
 
     keys: tuple[Any, ...]
-    part: Part
+    part: JitType
 
     @property
     def text(self) -> str:
@@ -92,7 +91,7 @@ class ResultPart(NamedTuple):
             yield ResultPart((*self.keys, key), part)
 
 
-def given_state(result: Part, out: Any) -> ResultPart:
+def given_state(result: JitType, out: Any) -> ResultPart:
     """The part of the result at a key or a tuple of keys.
 
     Raises:
@@ -102,14 +101,13 @@ def given_state(result: Part, out: Any) -> ResultPart:
     for key in out if isinstance(out, tuple) else (out,):
         children = {child.keys[-1]: child for child in place.children()}
         if key not in children:
-            raise ValueError(
-                f"forecast: out={out!r}: {place.text} is {place.part.text}, and has {[*children] or 'no parts'}."
-            )
+            text = f"{place.text} is {place.part.text}, and has {[*children] or 'no parts'}."
+            raise ValueError(f"forecast: out={out!r}: {text}")
         place = children[key]
     return place
 
 
-def find_state(state: Part, result: Part) -> ResultPart | None:
+def find_state(state: JitType, result: JitType) -> ResultPart | None:
     """The part of the result that is certainly the new state; None if there is none or several.
 
     Searches the first level of the result with parts of the state's structure; shapes decide between several. Without
@@ -129,54 +127,46 @@ def find_state(state: Part, result: Part) -> ResultPart | None:
             candidates = same_shape
         if candidates:
             return _only(candidates) or _only(same_shape)
-    return next(
-        filter(None, (_only([place for place in level if _is_similar(place, state)]) for level in levels)), None
-    )
+    similar = (_only([place for place in level if _is_similar(place, state)]) for level in levels)
+    return next(filter(None, similar), None)
 
 
 def _only(places: list[ResultPart]) -> ResultPart | None:
     return places[0] if len(places) == 1 else None
 
 
-def _shapes(part: Part) -> list[Any]:
+def _shapes(part: JitType) -> list[Any]:
     return [getattr(leaf.aval, "shape", leaf.aval) for leaf in part.leaves]
 
 
-def _is_similar(place: ResultPart, state: Part) -> bool:
+def _is_similar(place: ResultPart, state: JitType) -> bool:
     part = place.part
     a, b = part.treedef.node_data(), state.treedef.node_data()
     if a is None or b is None:
         return False
+    children = part.treedef.children(), state.treedef.children()
+    n, n_state = map(len, children)
     if a[0] is not b[0] and class_name(a[0]) != class_name(b[0]):
-        return _is_state_in_other_class(place, state)
-    left, right = (dict(zip(_keys(side), side.treedef.children(), strict=True)) for side in (part, state))
+        # A tuple as the whole result may only replace a list.
+        if (a[0] is tuple and not place.keys and b[0] is not list) or not state.leaves or n != n_state:
+            return False
+        if all(map(same_structure, *children)) and _shapes(part) == _shapes(state):
+            return True
+        # JAX sorts the keys of a dict, but not the fields of a class.
+        return sorted(_child_shapes(part)) == sorted(_child_shapes(state))
     if is_any(a[0], MAPPINGS):
-        return 2 * len(left.keys() & right.keys()) >= len(left.keys() | right.keys())
-    if a[0] not in (list, tuple):
-        return True
-    if len(left) == len(right) and any(map(same_structure, left.values(), right.values())):
+        keys, state_keys = {*_keys(part)}, {*_keys(state)}
+        return 2 * len(keys & state_keys) >= len(keys | state_keys)
+    if a[0] not in (list, tuple) or (n == n_state and any(map(same_structure, *children))):
         return True
     return bool(state.leaves) and _child_shapes(part) == _child_shapes(state)
 
 
-def _is_state_in_other_class(place: ResultPart, state: Part) -> bool:
-    """Whether a part is the state in another class. A tuple as the whole result may only replace a list."""
-    part_def, state_def = place.part.treedef, state.treedef
-    if part_def.node_data()[0] is tuple and not place.keys and state_def.node_data()[0] is not list:
-        return False
-    if not state.leaves or len(part_def.children()) != len(state_def.children()):
-        return False
-    if all(map(same_structure, part_def.children(), state_def.children())) and _shapes(place.part) == _shapes(state):
-        return True
-    # JAX sorts the keys of a dict, but not the fields of a class.
-    return sorted(_child_shapes(place.part)) == sorted(_child_shapes(state))
-
-
-def _child_shapes(part: Part) -> list[str]:
+def _child_shapes(part: JitType) -> list[str]:
     return [f"{child.treedef.num_leaves} {_shapes(child)}" for child in part.children()]
 
 
-def _keys(part: Part) -> list[Any]:
+def _keys(part: JitType) -> list[Any]:
     """The keys, field names or positions of a node's children."""
     data = part.treedef.node_data()
     if data is None or not part.treedef.children():
@@ -200,7 +190,7 @@ class TracedStep(NamedTuple):
     """
 
     arguments: dict[str, JitType]
-    result: Part
+    result: JitType
 
 
 # (step, args, kwargs) -> None for a step of another library
@@ -247,7 +237,7 @@ def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
     positions, keywords = dynamic_arguments(step, args, kwargs) if is_jitted(step) else (range(len(args)), kwargs)
     given = [*arguments]
     order = [*(given[i] for i in positions), *sorted(keywords)]
-    result = Part(out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
+    result = JitType(out_tree(traced), [LeafType(aval) for aval in traced.jaxpr.out_avals])
     return TracedStep(_with_reads(arguments, order, traced.jaxpr), result)
 
 
@@ -269,14 +259,12 @@ def _with_reads(arguments: dict[str, JitType], order: Sequence[str], jaxpr: Any)
     inputs, read = iter(jaxpr.jaxpr.invars), _read(jaxpr.jaxpr)
     if n_leaves != len(jaxpr.jaxpr.invars):
         return arguments
-    types = {
-        name: [
-            leaf if leaf.aval is None else leaf._replace(is_read=next(inputs) in read)
-            for leaf in arguments[name].leaves
-        ]
-        for name in order
-    }
-    return arguments | {name: arguments[name]._replace(leaves=leaves) for name, leaves in types.items()}
+    with_reads = dict(arguments)
+    for name in order:
+        leaves = arguments[name].leaves
+        types = [leaf if leaf.aval is None else leaf._replace(is_read=next(inputs) in read) for leaf in leaves]
+        with_reads[name] = arguments[name]._replace(leaves=types)
+    return with_reads
 
 
 def _read(jaxpr: Any) -> set[Any]:
@@ -313,24 +301,19 @@ def trace_of_arrays(
 
     jaxpr = jax.make_jaxpr(call_with_arrays)(arrays)
     avals = iter(jaxpr.out_avals)
-    result = Part(results[0], [LeafType(next(avals)) if leaf is None else leaf for leaf in results[1]])
+    result = JitType(results[0], [LeafType(next(avals)) if leaf is None else leaf for leaf in results[1]])
     arguments = {}
     for name, value in named_arguments(step, args, kwargs).items():
         argument_leaves, argument_def = tree_util.tree_flatten(value)
-        arguments[name] = JitType(
-            argument_def, [jit_leaf(leaf) if is_array(leaf) else static_leaf(leaf) for leaf in argument_leaves]
-        )
+        leaf_types = [leaf_type(leaf) if is_array(leaf) else static_leaf(leaf) for leaf in argument_leaves]
+        arguments[name] = JitType(argument_def, leaf_types)
     order = [*[*arguments][: len(args)], *sorted(kwargs)]
     return TracedStep(_with_reads(arguments, order, jaxpr), result)
 
 
-def jit_leaf(leaf: Any) -> LeafType:
-    return jit_type([leaf]).leaves[0]
-
-
 def static_leaf(leaf: Any) -> LeafType:
     """The type of a leaf whose value is part of the program."""
-    return jit_type([leaf]).leaves[0]._replace(aval=None, place=None)
+    return leaf_type(leaf)._replace(aval=None, place=None)
 
 
 # Whether the second call of a step traces or compiles again, known before the first.
@@ -412,10 +395,10 @@ def forecast(
     place_texts: list[str] = []
     for name, out_keys in zip(state_names, outs, strict=True):
         state_type = traced.arguments[name]
-        place = _state_place(name, Part(*state_type), traced.result, out_keys, is_several)
+        place = _state_place(name, state_type, traced.result, out_keys, is_several)
         place_texts.append(f"`{name}` ({place.text})")
-        findings = compare_types(names[name], state_type, JitType(*place.part))
-        differences += [Difference(f"{name}{path}", *_with_advice(*finding)) for path, finding in findings]
+        for path, (kind, left, right, hint) in compare_types(names[name], state_type, place.part):
+            differences.append(Difference(f"{name}{path}", kind, left, right, hint or _advice(kind, left)))
         differences += _newly_committed(name, names, traced)
     return Forecast(differences, inner_name(step), " and ".join(place_texts))
 
@@ -428,7 +411,7 @@ def _name_of(arg: int | str, names: dict[str, Any], n_positional: int) -> str:
     raise ValueError(f"forecast: state_arg={arg!r}: the call has no such argument, but {', '.join(names) or 'none'}.")
 
 
-def _state_place(name: str, state: Part, result: Part, out: Any, is_several: bool) -> ResultPart:
+def _state_place(name: str, state: JitType, result: JitType, out: Any, is_several: bool) -> ResultPart:
     if out is not None:
         return given_state(result, out)
     place = find_state(state, result)
@@ -442,22 +425,23 @@ def _state_place(name: str, state: Part, result: Part, out: Any, is_several: boo
     )
 
 
-def _with_advice(kind: str, left: str, right: str, hint: str) -> tuple[str, str, str, str]:
-    if not hint:
-        hint = {
-            "static": "" if " = " in left else "a non-array is compiled into the program: make it an array",
-            "weak type": "return it with a dtype: .astype(old.dtype)"
-            if left.startswith("not")
-            else "start from an array with a dtype, as jnp.float32(0), not from a Python number",
-            "dtype": "cast what the step returns: .astype(old.dtype)",
-            "none": "start from what it becomes, as zeros" if left == "None" else "",
-        }.get(kind, "")
-    return kind, left, right, hint
+def _advice(kind: str, left: str) -> str:
+    match kind:
+        case "static":
+            return "" if " = " in left else "a non-array is compiled into the program: make it an array"
+        case "weak type" if left.startswith("not"):
+            return "return it with a dtype: .astype(old.dtype)"
+        case "weak type":
+            return "start from an array with a dtype, as jnp.float32(0), not from a Python number"
+        case "dtype":
+            return "cast what the step returns: .astype(old.dtype)"
+    return "start from what it becomes, as zeros" if kind == "none" and left == "None" else ""
 
 
 def _newly_committed(name: str, names: dict[str, Any], traced: TracedStep) -> list[Difference]:
     """State leaves that become committed: a program that reads any committed array commits its results."""
-    committed_name = next((key for key, value in traced.arguments.items() if any(map(_commits, value.leaves))), None)
+    read = [(key, leaf.place) for key, value in traced.arguments.items() for leaf in value.leaves if leaf.is_read]
+    committed_name = next((key for key, place in read if place is not None), None)
     if committed_name is None:
         return []
     leaves = tree_util.tree_flatten_with_path(names[name])[0]
@@ -471,8 +455,3 @@ def _newly_committed(name: str, names: dict[str, Any], traced: TracedStep) -> li
         hint = f"{len(paths):,} of {len(leaves):,} leaves, {hint}"
         paths = [""]
     return [Difference(name + path, "sharding", "not committed", _COMMITTED, hint) for path in paths]
-
-
-def _commits(leaf: LeafType) -> bool:
-    """Whether results are committed because a program reads the leaf."""
-    return leaf.is_read and leaf.place is not None

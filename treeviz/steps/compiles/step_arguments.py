@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import timeit
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +83,8 @@ def read_buffers(
             "Pass the arrays in it instead."
         )
     first_line = (guarded(compiled.as_text, lambda _: "") or "").partition("\n")[0]
-    parameters = _parameters(first_line)
+    layout = re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", "".join(_PARAMETERS.findall(first_line)[:1]))
+    parameters = _PARAMETER.findall(layout)  # ["f32[", "token["]
     n_tokens = parameters.count("token[")
     if read_positions is None and len(parameters) - n_tokens == n:
         read_positions = list(range(n))
@@ -96,19 +99,13 @@ def read_buffers(
     read: list[bool | None] = [None if read_positions is None else i in set(read_positions) for i in range(n)]
     jaxpr = traced.jaxpr
     results = list(zip(paths, jaxpr.out_avals, _places(lambda: compiled.output_shardings, len(paths)), strict=False))
+    places = _places(lambda: compiled.input_shardings, n)
+    is_in_vain = [is_known and donated[i] and read[i] and not reused[i] for i in range(n)]
     reasons = [
-        _why_not(aval, place, results, reused) if was_donated and is_read and not taken and is_known else ""
-        for aval, place, was_donated, is_read, taken in zip(
-            jaxpr.in_avals, _places(lambda: compiled.input_shardings, n), donated, read, reused, strict=True
-        )
+        _why_not(aval, place, results, reused) if vain else ""
+        for aval, place, vain in zip(jaxpr.in_avals, places, is_in_vain, strict=True)
     ]
     return lowered.in_tree, Buffers(donated, read, reused, reasons)
-
-
-def _parameters(first_line: str) -> list[str]:
-    """The beginnings of the types of the program's parameters: ["f32[", "token["]."""
-    match = _PARAMETERS.search(first_line)
-    return _PARAMETER.findall(re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", match[1])) if match else []
 
 
 def _places(shardings: Callable[[], Any], n: int) -> list[Any]:
@@ -119,13 +116,12 @@ def _places(shardings: Callable[[], Any], n: int) -> list[Any]:
 
 def _why_not(aval: Any, place: Any, results: Sequence[tuple[str, Any, Any]], reused: Sequence[str | None]) -> str:
     """Why no result reuses the buffer of a leaf."""
-    similar = {
-        path: sharding for path, other, sharding in results if (other.shape, other.dtype) == (aval.shape, aval.dtype)
-    }
+    same_shape = [(path, x, sharding) for path, x, sharding in results if x.shape == aval.shape]
+    similar = {path: sharding for path, x, sharding in same_shape if x.dtype == aval.dtype}
     type_text = array_text(aval) or str(aval)
     if not similar:
-        same_shape = [f"{path} is {array_text(other)}" for path, other, _ in results if other.shape == aval.shape]
-        return f"no result is {type_text}{f', {same_shape[0]}' if same_shape else ''}"
+        other = next((f", {path} is {array_text(x)}" for path, x, _ in same_shape), "")
+        return f"no result is {type_text}{other}"
     free = [path for path in similar if path not in reused]
     if free:
         return f"{free[0]} is {type_text}, too, but {_placement_text(place, similar[free[0]])}"
@@ -199,13 +195,11 @@ def measure_flattening(table: TreeTable, nodes: Sequence[Any]) -> Flattening | N
     for row, node in enumerate(nodes):
         if not table.is_leaf[row] and table[row].facts.module.partition(".")[0] not in ("", "jax", "jaxlib"):
             by_class.setdefault(id(type(node)), []).append(node)
-    flatten = getattr(getattr(tree_util, "default_registry", None), "flatten_one_level", None)
+    flatten: Any = getattr(getattr(tree_util, "default_registry", None), "flatten_one_level", None)
     costs = []
-    for group in by_class.values():
-        if flatten is None:
-            break
+    for group in by_class.values() if flatten else ():
         sample = group[:_MOST_NODES]
-        seconds = guarded(lambda sample=sample, flatten=flatten: _seconds_for_nodes(flatten, sample), lambda _: None)
+        seconds = guarded(lambda sample=sample: _seconds_for_nodes(flatten, sample), lambda _: None)
         if seconds is not None:
             costs.append(ClassCost(class_name(type(group[0])), len(group), 1e6 * seconds / len(sample)))
     costs.sort(key=lambda cost: -cost.n * cost.each_us)
@@ -221,12 +215,7 @@ def _seconds_for_nodes(flatten: Callable[[Any], Any], nodes: Sequence[Any]) -> f
 
 
 def _least_seconds(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(_ROUNDS):
-        started_s = perf_counter()
-        call()
-        times.append(perf_counter() - started_s)
-    return min(times)
+    return min(timeit.repeat(call, number=1, repeat=_ROUNDS, timer=perf_counter))
 
 
 # The buffers of a step that another library jitted: the arguments that its wrapper passes to the `jax.jit` inside.
@@ -262,9 +251,8 @@ def wrapped_buffers(
             passed = tuple(args[i] for i in positions), {name: kwargs[name] for name in names}
             order = _positions(leaves, tree_util.tree_leaves(passed))
             if any(i is None and isinstance(leaf, jax.ShapeDtypeStruct) for i, leaf in zip(order, leaves, strict=True)):
-                raise TypeError(
-                    "arguments: the library that jitted the step treats shapes as static data: pass arrays."
-                )
+                text = "the library that jitted the step treats shapes as static data: pass arrays."
+                raise TypeError(f"arguments: {text}")
             inner = [row.keystr for row in walk(passed).leaves] if inside.changes_arguments else []
             user_paths = {inner[i]: path for i, path in zip(order, paths, strict=True) if inner and i is not None}
 
@@ -277,10 +265,8 @@ def wrapped_buffers(
 
         return read
 
-    try:
+    with contextlib.suppress(_BuffersRead):
         inside.around(make)(*args, **kwargs)
-    except _BuffersRead:
-        pass
     return results[0]
 
 
@@ -289,10 +275,8 @@ def _positions(leaves: Sequence[Any], passed: Sequence[Any]) -> list[int | None]
     by_id: dict[int, list[int]] = defaultdict(list)
     for i, leaf in reversed([*enumerate(passed)]):
         by_id[id(leaf)].append(i)
-    return [
-        (positions.pop() if len(positions) > 1 else positions[0]) if (positions := by_id.get(id(leaf))) else None
-        for leaf in leaves
-    ]
+    found = (by_id.get(id(leaf), [None]) for leaf in leaves)
+    return [places.pop() if len(places) > 1 else places[0] for places in found]
 
 
 _COSTLY_US = 100  # flattening time from which there is a note
@@ -326,15 +310,22 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
     trees = OrderedDict((positional[i], args[i]) for i in positions)
     trees.update((name, kwargs[name]) for name in names)
     table, nodes = scan(trees, name="args")
-    rows = np.flatnonzero(table.is_leaf)
-    inside = None if is_plain else _jitted_inside(step)
+    rows, inside = np.flatnonzero(table.is_leaf), None
+    if not is_plain:
+        load_libraries()
+        try:
+            inside = jitted_step(step)
+        except (CannotWatch, LibraryMoved) as error:
+            raise TypeError(
+                f"arguments: `{inner_name(step)}` was not returned by jax.jit, and what its library passes on is "
+                "unknown: pass the function to jax.jit itself."
+            ) from error
     if inside is None:
         in_tree, buffers = read_buffers(step, args, kwargs)
         passed = (tuple(args[i] for i in positions), {name: kwargs[name] for name in names})
         if tree_util.tree_structure(passed) != in_tree:
-            raise TypeError(
-                f"arguments: it is not known which arguments of `{inner_name(step)}` are static in this release of JAX."
-            )
+            text = f"it is not known which arguments of `{inner_name(step)}` are static in this release of JAX."
+            raise TypeError(f"arguments: {text}")
         order = [*range(len(rows))]
     else:
         leaves, paths = [nodes[row] for row in rows], [_path(table, row) for row in rows.tolist()]
@@ -345,23 +336,12 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
     return _view(table, [*zip(rows.tolist(), order, strict=True)], buffers, flattening)
 
 
-def _jitted_inside(step: Callable) -> JittedStep:
-    load_libraries()
-    try:
-        return jitted_step(step)
-    except (CannotWatch, LibraryMoved) as error:
-        raise TypeError(
-            f"arguments: `{inner_name(step)}` was not returned by jax.jit, and what its library passes on is unknown: "
-            "pass the function to jax.jit itself."
-        ) from error
-
-
 def _view(
     table: TreeTable, rows: Sequence[tuple[int, int | None]], buffers: Buffers, flattening: Flattening | None
 ) -> StepArguments:
     texts, notes = [""] * len(table), {}
     reused, in_vain, never_read = {}, {}, []
-    n_bytes = dict.fromkeys(("donated", "reused"), 0)
+    n_donated = n_reused = 0  # bytes
     for row, i in rows:
         if i is None:
             texts[row] = "static"
@@ -371,11 +351,11 @@ def _view(
             never_read.append(path)
             texts[row] = "never read, not donated" if buffers.donated[i] else "never read"
             continue
-        n_bytes["donated"] += size * buffers.donated[i]
+        n_donated += size * buffers.donated[i]
         if buffers.reused[i]:
             reused[path] = buffers.reused[i] or ""
             texts[row] = f"→ {reused[path]}"
-            n_bytes["reused"] += size
+            n_reused += size
         elif buffers.why_not[i]:
             in_vain[path], texts[row] = buffers.why_not[i], "donated, not reused"
             notes[row] = (Note("warning", in_vain[path]),)
@@ -385,15 +365,16 @@ def _view(
     if flattening is not None and flattening.us >= _COSTLY_US and flattening.classes:
         notes[0] = (Note("info", f"flattening is slow: {_CURE}"),)
     table = table.with_columns(column).with_notes(notes)
-    headline_parts = [f"{bytes_text(n_bytes['reused'])} of {bytes_text(n_bytes['donated'])} donated are reused"]
-    headline_parts = headline_parts if n_bytes["donated"] else ["nothing is donated"]
-    headline_parts += [f"{len(in_vain):,} donated, not reused"] if in_vain else []
-    headline_parts += [f"{len(never_read):,} never read"] if never_read else []
-    headline_parts += [flattening.text] if flattening is not None else []
-    view = StepArguments(table.with_headline(*headline_parts, *headline(table)), table.chosen(["buffer", "bytes"]))
-    attributes = {"reused": reused, "in_vain": in_vain, "never_read": never_read, "flattening": flattening}
-    for name, value in attributes.items():
-        object.__setattr__(view, name, value)
+    table = table.with_headline(
+        f"{bytes_text(n_reused)} of {bytes_text(n_donated)} donated are reused" if n_donated else "nothing is donated",
+        *[f"{len(in_vain):,} donated, not reused"] * bool(in_vain),
+        *[f"{len(never_read):,} never read"] * bool(never_read),
+        *([flattening.text] if flattening is not None else []),
+        *headline(table),
+    )
+    view = StepArguments(table, table.chosen(["buffer", "bytes"]))
+    # The view is a frozen dataclass.
+    vars(view).update(reused=reused, in_vain=in_vain, never_read=never_read, flattening=flattening)
     return view
 
 

@@ -58,6 +58,21 @@ class JitType(NamedTuple):
     treedef: Any
     leaves: Sequence[LeafType]
 
+    def children(self) -> list[JitType]:
+        """The types of the children of the tree's root."""
+        defs = self.treedef.children()
+        pairs = zip(defs, accumulate(child.num_leaves for child in defs), strict=True)
+        return [JitType(child, self.leaves[end - child.num_leaves : end]) for child, end in pairs]
+
+    @property
+    def text(self) -> str:
+        """In words: "float32[3]", "dict · 4 leaves"."""
+        data = self.treedef.node_data()
+        if data is None:
+            return self.leaves[0].text
+        n = len(self.leaves)
+        return "None" if data[0] is type(None) else f"{class_name(data[0])} · {n:,} {'leaf' if n == 1 else 'leaves'}"
+
 
 def jit_type(tree: Any, static_numbers: bool = False) -> JitType:
     """The type of a tree. Reads no array values and keeps no array alive.
@@ -83,26 +98,24 @@ def is_committed(leaf: Any) -> bool:
 
 def compare_leaves(left: LeafType, right: LeafType) -> list[Finding]:
     """The reasons why a program that was traced for one leaf is traced again for the other."""
-    left_aval, right_aval = left.aval, right.aval
-    if left_aval is None or right_aval is None:
-        return (
-            []
-            if left_aval is right_aval and left.value == right.value
-            else [("static", left.text, right.text, _two_objects_hint(left, right) or _static_hint(left, right))]
-        )
-    if not all(hasattr(aval, "shape") and hasattr(aval, "dtype") for aval in (left_aval, right_aval)):  # a hijax type
-        is_same = guarded(lambda: bool(left_aval == right_aval), lambda _: False)
-        return [] if is_same else [("dtype", _aval_text(left_aval), _aval_text(right_aval), "")]
+    a, b = left.aval, right.aval
+    if a is None or b is None:
+        values = [side.value for side in (left, right) if side.aval is None and side.value is not None]
+        hint = _STATIC if any(value[0] in _NUMBERS for value in values) else ""
+        return [] if a is b and left.value == right.value else [_static(left, right, hint)]
+    if not all(hasattr(aval, "shape") and hasattr(aval, "dtype") for aval in (a, b)):  # a hijax type
+        is_same = guarded(lambda: bool(a == b), lambda _: False)
+        return [] if is_same else [("dtype", _aval_text(a), _aval_text(b), "")]
     findings: list[Finding] = []
-    if left_aval.shape != right_aval.shape:
-        findings.append(("shape", shape_text(left_aval.shape), shape_text(right_aval.shape), ""))
-    if left_aval.dtype != right_aval.dtype:
-        findings.append(("dtype", str(left_aval.dtype), str(right_aval.dtype), ""))
-    weak = [getattr(aval, "weak_type", False) for aval in (left_aval, right_aval)]
+    if a.shape != b.shape:
+        findings.append(("shape", shape_text(a.shape), shape_text(b.shape), ""))
+    if a.dtype != b.dtype:
+        findings.append(("dtype", str(a.dtype), str(b.dtype), ""))
+    weak = [getattr(aval, "weak_type", False) for aval in (a, b)]
     if weak[0] != weak[1]:
         findings.append(("weak type", *("weakly typed" if is_weak else "not weakly typed" for is_weak in weak), ""))
-    if not findings and str(left_aval) != str(right_aval):  # the sharding is part of the type
-        findings.append(("sharding", str(left_aval), str(right_aval), ""))
+    if not findings and str(a) != str(b):  # the sharding is part of the type
+        findings.append(("sharding", str(a), str(b), ""))
     return findings
 
 
@@ -110,27 +123,19 @@ def _aval_text(aval: Any) -> str:
     return guarded(lambda: array_text(aval) or visible(str(aval), 60), lambda _: class_name(type(aval)))
 
 
-def _two_objects_hint(left: LeafType, right: LeafType) -> str:
+def _static(left: LeafType, right: LeafType, hint: str) -> Finding:
     looks_same = left.value is not None and right.value is not None and left.value[:2] == right.value[:2]
-    return TWO_OBJECTS if looks_same else ""
-
-
-def _static_hint(*sides: LeafType) -> str:
-    is_number = any(side.aval is None and side.value is not None and side.value[0] in _NUMBERS for side in sides)
-    return _STATIC if is_number else ""
+    return "static", left.text, right.text, TWO_OBJECTS if looks_same else hint
 
 
 def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
     """The differences between the values of two static arguments."""
-    if left.value == right.value:
-        return []
-    return [("static", left.text, right.text, _two_objects_hint(left, right) or _STATIC)]
+    return [] if left.value == right.value else [_static(left, right, _STATIC)]
 
 
 def compare_places(left: LeafType, right: LeafType) -> list[Finding]:
     """The reasons why a program that was compiled for one array is compiled again for the other."""
-    a, b = left.place, right.place
-    return [] if a == b else [("sharding", *(_place_text(place) for place in (a, b)), "")]
+    return [] if left.place == right.place else [("sharding", _place_text(left.place), _place_text(right.place), "")]
 
 
 def _place_text(sharding: Any) -> str:
@@ -166,26 +171,6 @@ def _have_same_classes(left: Any, right: Any) -> bool:
     return True
 
 
-class Part(NamedTuple):
-    """A treedef, and the leaves of its tree."""
-
-    treedef: Any
-    leaves: Sequence[LeafType]
-
-    def children(self) -> list[Part]:
-        defs = self.treedef.children()
-        ends = list(accumulate(child.num_leaves for child in defs))
-        return [Part(child, self.leaves[end - child.num_leaves : end]) for child, end in zip(defs, ends, strict=True)]
-
-    @property
-    def text(self) -> str:
-        data = self.treedef.node_data()
-        if data is None:
-            return self.leaves[0].text
-        n = len(self.leaves)
-        return "None" if data[0] is type(None) else f"{class_name(data[0])} · {n:,} {'leaf' if n == 1 else 'leaves'}"
-
-
 def compare_types(
     tree: Any, left: JitType, right: JitType, *, is_right: bool = False, leaves: CompareLeaves = compare_leaves
 ) -> Found:
@@ -195,11 +180,14 @@ def compare_types(
       tree: The tree of `left`, or of `right` if `is_right`; the names of keys and fields are read from it.
     """
     found: Found = []
-    stack: list[tuple[str, Any, Part, Part]] = [("", tree, Part(*left), Part(*right))]
+    stack: list[tuple[str, Any, JitType, JitType]] = [("", tree, left, right)]
     while stack:
         path, node, a, b = stack.pop()
         if same_structure(a.treedef, b.treedef):
-            found += _compare_all_leaves(path, node, a, b, leaves)
+            pairs = enumerate(zip(a.leaves, b.leaves, strict=True))
+            differ = [(i, findings) for i, (x, y) in pairs if x != y and (findings := leaves(x, y))]
+            paths = [keys for keys, _ in tree_util.tree_flatten_with_path(node)[0]] if differ else []
+            found += [(path + keystr(paths[i]), finding) for i, findings in differ for finding in findings]
         else:
             found += [(path, finding) for finding in _compare_nodes(node, a, b, is_right)]
             children = list(_aligned_children(path, node, a, b, is_right))
@@ -209,16 +197,7 @@ def compare_types(
     return found
 
 
-def _compare_all_leaves(path: str, tree: Any, left: Part, right: Part, compare: CompareLeaves) -> Found:
-    pairs = enumerate(zip(left.leaves, right.leaves, strict=True))
-    differ = [(i, findings) for i, (a, b) in pairs if a != b and (findings := compare(a, b))]
-    if not differ:
-        return []
-    paths = [keys for keys, _ in tree_util.tree_flatten_with_path(tree)[0]]
-    return [(path + keystr(paths[i]), finding) for i, findings in differ for finding in findings]
-
-
-def _compare_nodes(node: Any, left: Part, right: Part, is_right: bool) -> list[Finding]:
+def _compare_nodes(node: Any, left: JitType, right: JitType, is_right: bool) -> list[Finding]:
     a, b = left.treedef.node_data(), right.treedef.node_data()
     if is_any(type(None), (a and a[0], b and b[0])):
         return [("none", left.text, right.text, "")]
@@ -250,7 +229,8 @@ def _compare_aux(node: Any, left: Any, right: Any, is_right: bool) -> list[Findi
     fields = {names[id(pair[is_right])]: pair for pair in pairs if id(pair[is_right]) in names}
     fields.update(_named_values(stored, left, right, is_right))
     stubs = (SimpleNamespace(**{name: pair[i] for name, pair in fields.items()}) for i in (0, 1))
-    return [_with_hint(*finding) for finding in compare_static(next(stubs), left, next(stubs), right)]
+    findings = compare_static(next(stubs), left, next(stubs), right)
+    return [(kind, a, b, hint or TWO_OBJECTS * (a.partition(" = ")[2] == b)) for kind, a, b, hint in findings]
 
 
 def _named_values(stored: dict[str, Any], left: Any, right: Any, is_right: bool) -> Iterator[tuple[str, tuple]]:
@@ -267,10 +247,6 @@ def _named_values(stored: dict[str, Any], left: Any, right: Any, is_right: bool)
                 yield from zip(names, zip(left[i], right[i], strict=False), strict=False)
 
 
-def _with_hint(kind: str, left: str, right: str, hint: str) -> Finding:
-    return kind, left, right, hint or (TWO_OBJECTS if left.partition(" = ")[2] == right else "")
-
-
 def _aux_values(aux: Any) -> list[Any]:
     """The values in static data, and the items of lists and tuples among them."""
     if type(aux) is dict:
@@ -279,7 +255,7 @@ def _aux_values(aux: Any) -> list[Any]:
     return [item for value in values for item in (value if is_any(type(value), (tuple, list)) else [value])] + values
 
 
-def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple[Sequence[Any], ...]:
+def _named_children(node: Any, left: JitType, right: JitType, is_right: bool) -> tuple[Sequence[Any], ...]:
     """The names of both nodes' children, if their static data is a tuple of names, as in an NNX state."""
     names: list[Any] = []
     for part in (left, right):
@@ -293,19 +269,17 @@ def _named_children(node: Any, left: Part, right: Part, is_right: bool) -> tuple
 
 
 def _aligned_children(
-    path: str, node: Any, left: Part, right: Part, is_right: bool
-) -> Iterator[tuple[str, Any, Part | None, Part | None]]:
+    path: str, node: Any, left: JitType, right: JitType, is_right: bool
+) -> Iterator[tuple[str, Any, JitType | None, JitType | None]]:
     """The pairs of children, matched by key; nothing if the nodes are of different kinds."""
     a, b = left.treedef.node_data(), right.treedef.node_data()
     if a is None or b is None or is_any(type(None), (a[0], b[0])):
         return
-    is_mapping, are_sequences = (
-        is_any(a[0], classes) and is_any(b[0], classes) for classes in (MAPPINGS, (list, tuple))
-    )
+    is_mapping, are_sequences = (is_any(a[0], kind) and is_any(b[0], kind) for kind in (MAPPINGS, (list, tuple)))
     if a[0] is not b[0] and not is_mapping and not are_sequences:
         return
     node_part, other_part, data = (right, left, a) if is_right else (left, right, b)
-    other_children: list[Part | None] = list(other_part.children())
+    other_children: list[JitType | None] = list(other_part.children())
     named = () if is_mapping or a[0] is not b[0] else _named_children(node, left, right, is_right)
     keys = mapping_keys(data) if is_mapping else named[not is_right] if named else range(len(other_children))
     is_mapping |= bool(named)

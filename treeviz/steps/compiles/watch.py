@@ -21,7 +21,6 @@ from treeviz.steps.compiles.forecast import called_inside, named_arguments
 from treeviz.steps.compiles.types import (
     CompareLeaves,
     JitType,
-    Part,
     compare_leaves,
     compare_places,
     compare_types,
@@ -30,7 +29,6 @@ from treeviz.steps.compiles.types import (
 )
 from treeviz.steps.tracing.jitted import (
     JittedStep,
-    Make,
     dynamic_arguments,
     function_of,
     is_jitted,
@@ -78,15 +76,14 @@ def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
     """A call, and its arguments by name."""
     named = named_arguments(step, args, kwargs)
     traced, static_numbers = guarded(lambda: _traced(step, args, kwargs), lambda _: (frozenset(), False))
-    arguments = {
-        name: Argument(
-            "by position" if i < len(args) else "by keyword",
-            jit_type(value, static_numbers),
-            (i, name)[i >= len(args)] in traced,
-        )
-        for i, (name, value) in enumerate(named.items())
-    }
-    return Call(arguments, _settings()), named
+    arguments = {}
+    for i, (name, value) in enumerate(named.items()):
+        passed, key = ("by position", i) if i < len(args) else ("by keyword", name)
+        arguments[name] = Argument(passed, jit_type(value, static_numbers), key in traced)
+    settings = {name: getattr(jax.config, name, None) for name in guarded(lambda: [*jax.config.values], lambda _: [])}
+    if hasattr(jax.sharding, "get_abstract_mesh"):  # not in jax 0.4.36
+        settings["the mesh"] = jax.sharding.get_abstract_mesh()
+    return Call(arguments, settings), named
 
 
 def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[frozenset[int | str], bool]:
@@ -101,13 +98,6 @@ def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
         step = jitted.jitted
     positions, names = dynamic_arguments(step, args, kwargs)
     return frozenset([*(i + n - len(args) for i in positions), *names]), False
-
-
-def _settings() -> dict[str, Any]:
-    settings = {name: getattr(jax.config, name, None) for name in guarded(lambda: [*jax.config.values], lambda _: [])}
-    if hasattr(jax.sharding, "get_abstract_mesh"):  # not in jax 0.4.36
-        settings["the mesh"] = jax.sharding.get_abstract_mesh()
-    return settings
 
 
 class CallDifference(NamedTuple):
@@ -138,42 +128,33 @@ class CallDifference(NamedTuple):
 
 def compare_calls(earlier: Call, call: Call, named: dict[str, Any]) -> CallDifference:
     """Compare two calls; `named` has the arguments of the later one."""
-    types, values, places = (
-        _compare(earlier, call, named, leaves) for leaves in (compare_leaves, compare_values, compare_places)
+    kinds = compare_leaves, compare_values, compare_places
+    types, values, places = (_compare(earlier, call, named, leaves) for leaves in kinds)
+    pairs = [(name, earlier.settings.get(name), value) for name, value in call.settings.items()]
+    settings = Differences(
+        Difference(name, "setting", value_text(before, 60), value_text(after, 60))
+        for name, before, after in pairs
+        if guarded(lambda before=before, after=after: bool(before != after), lambda _: False)
     )
-    return CallDifference(types, values, _compare_settings(earlier, call), places)
+    return CallDifference(types, values, settings, places)
 
 
 def _compare(earlier: Call, call: Call, named: dict[str, Any], leaves: CompareLeaves) -> Differences:
     differences = Differences()
     for name, argument in call.arguments.items():
-        earlier_argument = earlier.arguments.get(name)
-        if earlier_argument is None:
-            differences.append(Difference(name, "extra", "", Part(*argument.type).text))
+        before = earlier.arguments.get(name)
+        if before is None:
+            differences.append(Difference(name, "extra", "", argument.type.text))
             continue
-        if earlier_argument.passed != argument.passed:
-            differences.append(
-                Difference(name, "argument", earlier_argument.passed, argument.passed, "pass it in one way")
-            )
+        if before.passed != argument.passed:
+            differences.append(Difference(name, "argument", before.passed, argument.passed, "pass it in one way"))
         if leaves is compare_values and argument.is_traced:
             continue
-        findings = compare_types(named[name], earlier_argument.type, argument.type, is_right=True, leaves=leaves)
+        findings = compare_types(named[name], before.type, argument.type, is_right=True, leaves=leaves)
         differences += [Difference(f"{name}{path}", kind, *words) for path, (kind, *words) in findings]  # type: ignore[arg-type]
-    missing = earlier.arguments.keys() - call.arguments.keys()
-    differences += [
-        Difference(name, "missing", Part(*earlier.arguments[name].type).text, "") for name in sorted(missing)
-    ]
+    for name in sorted(earlier.arguments.keys() - call.arguments.keys()):
+        differences.append(Difference(name, "missing", earlier.arguments[name].type.text, ""))
     return differences
-
-
-def _compare_settings(earlier: Call, call: Call) -> Differences:
-    before, after = earlier.settings, call.settings
-    names = [
-        name for name in after if guarded(lambda name=name: bool(before.get(name) != after[name]), lambda _: False)
-    ]
-    return Differences(
-        Difference(name, "setting", value_text(before.get(name), 60), value_text(after[name], 60)) for name in names
-    )
 
 
 # Events of tracing and compiling in each thread, from `jax.monitoring`, which is public.
@@ -181,28 +162,18 @@ def _compare_settings(earlier: Call, call: Call) -> Differences:
 _MOST = 10_000  # events kept per thread
 
 
-class Event(NamedTuple):
-    """A part of a compilation.
-
-    Attributes:
-      kind: "trace", "lower" or "compile".
-    """
-
-    kind: str
-    seconds: float
-
-
 class _ThreadEvents(threading.local):
     """The events of this thread. JAX traces and compiles in the calling thread.
 
     Attributes:
       n: Number of events so far.
+      events: The newest ones: "trace", "lower" or "compile", and the seconds.
     """
 
     n = 0
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[tuple[str, float]] = []
 
 
 here = _ThreadEvents()
@@ -217,12 +188,12 @@ def _on_event(event: str, duration_secs: float, **_: object) -> None:
     kind = _KINDS.get(event.rpartition("/")[2])
     if kind is not None:
         here.n += 1
-        here.events.append(Event(kind, duration_secs))
+        here.events.append((kind, duration_secs))
         if len(here.events) > _MOST:
             del here.events[: _MOST // 2]
 
 
-def events_since(n: int) -> list[Event]:
+def events_since(n: int) -> list[tuple[str, float]]:
     """The events of this thread since `here.n` was `n`."""
     return here.events[max(0, len(here.events) - (here.n - n)) :]
 
@@ -238,7 +209,7 @@ def listener_problem() -> str:
         monitoring.register_event_duration_secs_listener(_on_event)
         n_before = here.n
         jax.jit(lambda: 0).lower()
-        if {event.kind for event in events_since(n_before)} >= {"trace", "lower"}:
+        if {kind for kind, _ in events_since(n_before)} >= {"trace", "lower"}:
             return ""
     except Exception as error:
         return f"jax {jax.__version__} cannot be listened to: {type(error).__name__}"
@@ -281,9 +252,8 @@ class Compiled:
 
     def __str__(self) -> str:
         done = "compiled again" if self.why == "recompile" else "traced and compiled again"
-        start = (
-            f"call {self.call} of `{self.step}` {'compiled' if self.why == 'first' else done} in {self.seconds:.2g} s"
-        )
+        done = "compiled" if self.why == "first" else done
+        start = f"call {self.call} of `{self.step}` {done} in {self.seconds:.2g} s"
         if self.why in _WHY_TEXTS and not self.differences:
             return f"{start}, {_WHY_TEXTS[self.why]}"
         shown = [f"{difference.path}: {_text(difference)}" for difference in self.differences[:_MOST_SHOWN]]
@@ -340,13 +310,12 @@ def watch_compiles(step: Callable) -> CompileWatch | Watched:
         warnings.warn(f"watch_compiles: the step runs, but is not watched: {problem}", RuntimeWarning, stacklevel=2)
     if isinstance(step, CompileWatch):
         return step  # a notebook cell may run again
-    if isinstance(step, Watched):
-        if isinstance(step.step, CompileWatch):
-            return step
+    if not isinstance(step, Watched):
+        return CompileWatch(step)
+    if not isinstance(step.step, CompileWatch):
         inside = CompileWatch(step.step)
         step.run(inside, None if step.trouble else jitted_step(inside))
-        return step
-    return CompileWatch(step)
+    return step
 
 
 def _name(step: Any) -> str:
@@ -378,32 +347,28 @@ class CompileWatch:
         self._number = next(self._numbers)
         out = self.step(*args, **kwargs)
         if here.n != n or not self._calls:
-            self._explain(n, args, kwargs)
+            try:
+                if (compiled := self._compiled(n, args, kwargs)) is not None:
+                    self._report(compiled)
+            except Exception as error:  # the step has run
+                self._calls.append(Call({}, {}))
+                _logger.warning("watch_compiles: cannot tell why `%s` compiled: %s", _name(self), error_text(error))
         return out
 
-    def _explain(self, n: int, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Log why this call compiled. Errors here are logged, not raised, since the step has run."""
-        try:
-            compiled = self._compiled(n, args, kwargs)
-            if compiled is None:
-                return
-            if len(self.compiles) < _MOST_KEPT:
-                self.compiles.append(compiled)
-            n_lines = sum(entry.why != "first" for entry in self.compiles)
-            if compiled.why != "first" and n_lines <= _MOST_LINES:
-                last = "; further ones are in step.compiles only" if n_lines == _MOST_LINES else ""
-                _logger.warning("%s", printable_lines(f"{compiled}{last}"))
-        except Exception as error:
-            self._calls.append(Call({}, {}))
-            _logger.warning("watch_compiles: cannot tell why `%s` compiled: %s", _name(self), error_text(error))
+    def _report(self, compiled: Compiled) -> None:
+        if len(self.compiles) < _MOST_KEPT:
+            self.compiles.append(compiled)
+        n_lines = sum(entry.why != "first" for entry in self.compiles)
+        if compiled.why != "first" and n_lines <= _MOST_LINES:
+            last = "; further ones are in step.compiles only" if n_lines == _MOST_LINES else ""
+            _logger.warning("%s", printable_lines(f"{compiled}{last}"))
 
     def _compiled(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Compiled | None:
         """The compilation of this call; None if nothing compiled, as in a first call of a compiled step."""
         events = events_since(n)
-        is_traced = any(event.kind == "trace" for event in events)
+        traces = [seconds for kind, seconds in events if kind == "trace"]
         # Tracing the step includes tracing the functions inside it.
-        seconds = max((event.seconds for event in events if event.kind == "trace"), default=0.0)
-        seconds += sum(event.seconds for event in events if event.kind != "trace")
+        seconds = max(traces, default=0.0) + sum(seconds for kind, seconds in events if kind != "trace")
         call, named = describe_call(self, args, kwargs)
         if not events:
             self._calls.append(call)
@@ -411,9 +376,8 @@ class CompileWatch:
         why, differences = "first", Differences()
         if self._calls:
             gaps = [compare_calls(earlier, call, named) for earlier in reversed(self._calls)]
-            differences = min(gaps, key=lambda gap: gap.size).why(is_traced)
-            why = "retrace" if is_traced else "recompile"
-            why = why if differences else "same"
+            differences = min(gaps, key=lambda gap: gap.size).why(bool(traces))
+            why = "same" if not differences else "retrace" if traces else "recompile"
         elif not self.compiles and self._of is None and self._is_made_anew(call, named):
             why = "new function"
         self._calls = [*self._calls[1 - _MOST_CALLS :], call]
@@ -426,10 +390,8 @@ class CompileWatch:
         if not isinstance(function, types.FunctionType):
             return False
         known, key = _calls_of.setdefault(function.__code__, []), _closure_key(function)
-        is_anew = any(
-            ref() is not function and other_key == key and not compare_calls(earlier_call, call, named).why(True)
-            for ref, earlier_call, other_key in known
-        )
+        others = (earlier for ref, earlier, other_key in known if ref() is not function and other_key == key)
+        is_anew = any(not compare_calls(earlier, call, named).why(True) for earlier in others)
         known[:] = [*known[1 - _MOST_CALLS :], (weakref.ref(function), call, key)]
         return is_anew
 
@@ -453,10 +415,6 @@ class CompileWatch:
 
         return step_arguments(self.step, args, kwargs)
 
-    def beside(self, program: Callable) -> CompileWatch:
-        """Watch a program that runs in place of the step; its compilations are in the same list."""
-        return CompileWatch(program, self)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "step" not in self.__dict__:
             raise AttributeError(name)
@@ -472,9 +430,8 @@ class CompileWatch:
 
 
 # Calls for which functions with the same code were compiled, such as a function created in each iteration of a loop.
-_calls_of: weakref.WeakKeyDictionary[types.CodeType, list[tuple[weakref.ref, Call, tuple]]] = (
-    weakref.WeakKeyDictionary()
-)
+_Known = list[tuple[weakref.ref, Call, tuple]]  # the function, the call, and the key of the closure
+_calls_of: weakref.WeakKeyDictionary[types.CodeType, _Known] = weakref.WeakKeyDictionary()
 
 
 def _closure_key(function: types.FunctionType, depth: int = _DEEPEST) -> tuple:
@@ -491,12 +448,8 @@ def _closure_key(function: types.FunctionType, depth: int = _DEEPEST) -> tuple:
 
 @unwraps("treeviz")
 def _unwrap(step: Any) -> JittedStep | None:
-    """For `inspector.watch`: the programs that run in place of the step are watched too."""
+    """For `inspector.watch`: the programs that run in place of the step are watched too, in the same list."""
     if not isinstance(step, CompileWatch):
         return None
     inner = jitted_step(step.step)
-
-    def around(make: Make) -> Callable:
-        return step.beside(inner.around(make))
-
-    return inner._replace(step=step, around=around)
+    return inner._replace(step=step, around=lambda make: CompileWatch(inner.around(make), step))

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,17 +30,6 @@ _EMBEDDING = re.compile(r"emb|codebook|table", re.IGNORECASE)
 _Node = tuple[str, ...]  # the keys of its path
 
 
-class DeadBranch(NamedTuple):
-    """Parts of a model that gradients bypass.
-
-    Attributes:
-      paths: Paths of their nodes.
-    """
-
-    paths: Sequence[str]
-    advice: str
-
-
 def dead_activation_hint(tree: Searched) -> str:
     """Names the layer after which all gradients are lost; "" if unknown.
 
@@ -62,8 +50,8 @@ def dead_activation_hint(tree: Searched) -> str:
     )
 
 
-def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
-    """The nodes in which every trained leaf is dead, if gradients bypass them; else None.
+def dead_branch(tree: Searched, run: Sequence[int]) -> tuple[list[str], str] | None:
+    """The paths of the nodes in which every trained leaf is dead, and the advice, if gradients bypass them; else None.
 
     Each has a sibling with gradients that differs only in its number, such as the experts of a layer. In a chain of
     layers, by contrast, the layers before a dead one have no gradients.
@@ -71,16 +59,15 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
     if tree.forward is None:
         return None
     dead_leaves, is_alive = set(run), tree.is_trained & (tree.norm.high > 0).any(axis=0)
-    alive = sorted({*np.flatnonzero(is_alive).tolist()} - dead_leaves)
+    alive = {*np.flatnonzero(is_alive).tolist()} - dead_leaves
     keys: list[_Node] = [tuple(_KEY.findall(path)) for path in tree.paths]
     leaves_below: dict[_Node, set[int]] = defaultdict(set)
-    for leaf in np.flatnonzero(tree.is_trained).tolist():
-        for n in range(len(keys[leaf])):
-            leaves_below[keys[leaf][: n + 1]].add(leaf)
     alive_like: dict[tuple[_Node, str, _Node], list[str]] = defaultdict(list)
-    for leaf in alive:
+    for leaf in np.flatnonzero(tree.is_trained).tolist():
         for n, key in enumerate(keys[leaf]):
-            alive_like[keys[leaf][:n], pattern(key), keys[leaf][n + 1 :]].append(key)
+            leaves_below[keys[leaf][: n + 1]].add(leaf)
+            if leaf in alive:
+                alive_like[keys[leaf][:n], pattern(key), keys[leaf][n + 1 :]].append(key)
     dead_nodes: dict[_Node, set[_Node]] = {}  # dead node -> similar nodes that have gradients
     for leaf in run:
         path = keys[leaf]
@@ -98,11 +85,11 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> DeadBranch | None:
         look = "The router may never choose this expert: check its scores, its balancing loss and the capacity. "
         look += "Otherwise look"
     siblings = sorted({"".join(node) for nodes in dead_nodes.values() for node in nodes}, key=natural)
-    return DeadBranch(
-        ["".join(node) for node in dead_nodes],
-        f"{listed(siblings)} beside it {'has' if len(siblings) == 1 else 'have'} gradients, and so do earlier layers: "
-        f"the output of this part alone does not reach the loss. {look} after this part for a gate of zero, "
-        "stop_gradient, a saturated softmax, or units that are zero for every example.",
+    have = "has" if len(siblings) == 1 else "have"
+    return ["".join(node) for node in dead_nodes], (
+        f"{listed(siblings)} beside it {have} gradients, and so do earlier layers: the output of this part alone does "
+        f"not reach the loss. {look} after this part for a gate of zero, stop_gradient, a saturated softmax, or units "
+        "that are zero for every example."
     )
 
 
@@ -161,7 +148,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
     if (is_cut := is_dead & tree.cut_off & (dead_from == 0)).any():
         yield _rated(tree, _cut_off_finding(tree, is_cut, int(n_zero[is_cut].max())))
     is_dead &= ~is_cut
-    if (is_part := _parts_of_learning_layers(tree, is_dead & (dead_from == 0))).any():
+    if (is_part := tree.parts_of_learning_layers(is_dead & (dead_from == 0))).any():
         is_dead &= ~is_part
         yield _learning_layers_finding(tree, is_part, int(n_zero[is_part].max()), np.asarray(is_nonzero.any(axis=0)))
     starts = np.unique(dead_from[is_dead])
@@ -180,7 +167,7 @@ def _dead_in_a_member(tree: Searched, is_judged: np.ndarray) -> Iterator[Finding
         return
     least = tree.history.values(tree.name, "least")
     is_zero = is_judged & (least.high == 0).all(axis=0) & (np.nanmax(tree.norm.high, axis=0) > 0)
-    parts, n_steps = _parts_of_learning_layers(tree, is_zero), int(least.n.sum())
+    parts, n_steps = tree.parts_of_learning_layers(is_zero), int(least.n.sum())
     for run in _join_similar(tree, tree.runs(is_zero & ~parts)):
         yield tree.finding(
             "dead", run[0], (("steps", n_steps),),
@@ -244,14 +231,6 @@ def _rated(tree: Searched, finding: Finding) -> Finding:
     return replace(finding, rank=Rank.TRAINING_ENDS, severity="error") if is_most else finding
 
 
-def _parts_of_learning_layers(tree: Searched, was_always_zero: np.ndarray) -> np.ndarray:
-    """bool[leaves]: which leaves that were always zero belong to layers that learn, without a dead layer after them."""
-    parts, is_part = tree.parts_of_learning_layers(was_always_zero), np.zeros(len(was_always_zero), bool)
-    for run in tree.runs(was_always_zero):
-        is_part[run] = parts[run].all()
-    return is_part
-
-
 def _learning_layers_finding(tree: Searched, is_part: np.ndarray, n_steps: int, is_alive: np.ndarray) -> Finding:
     """The finding about leaves without gradients in layers that learn: they block no gradients."""
     leaves = _backward(tree, is_part)
@@ -293,12 +272,12 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
         )  # fmt: skip
     zero = f"zero from {tree.numbering.text(first)} on: {n_zero} steps" if start else f"always zero: {n_zero} steps"
     if (branch := dead_branch(tree, run)) is not None:
-        n = len(run)
-        what = "" if n == len(branch.paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "
+        (paths, advice), n = branch, len(run)
+        what = "" if n == len(paths) else "Both leaves of " if n == 2 else f"All {n} leaves of "
         return tree.finding(
             "dead", run[0], (("steps", n_zero),),
-            f"{what}{tree.name}{listed(branch.paths)} {_were(run)} {zero}.",
-            branch.advice, run, times, Rank.LEAF_ENDS, first=first,
+            f"{what}{tree.name}{listed(paths)} {_were(run)} {zero}.",
+            advice, run, times, Rank.LEAF_ENDS, first=first,
         )  # fmt: skip
     cause = _last_layer_with_bias(tree, run)
     run = [*cause, *(leaf for leaf in run if leaf not in cause)]

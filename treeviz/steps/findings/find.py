@@ -270,7 +270,5 @@ def _stable_key(finding: Finding) -> tuple:
     The first step may move when steps are merged into buckets, and the worst of several leaves may change. Skipped
     steps with NaN are a different finding than NaN that persists.
     """
-    place = {"nonfinite": finding.severity, "exploding": "", "imbalance": frozenset(finding.leaves)}.get(
-        finding.kind, finding.path
-    )
-    return finding.kind, finding.source, place
+    places = {"nonfinite": finding.severity, "exploding": "", "imbalance": frozenset(finding.leaves)}
+    return finding.kind, finding.source, places.get(finding.kind, finding.path)

@@ -13,7 +13,16 @@ import numpy as np
 
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
-from treeviz.steps.statistics import is_beside, layer_by_layer, natural, result_kind, rms_of, sibling_name, wholes
+from treeviz.steps.statistics import (
+    is_beside,
+    layer_by_layer,
+    natural,
+    result_kind,
+    rms_of,
+    shape_of,
+    sibling_name,
+    wholes,
+)
 from treeviz.tree.facts import Facts
 from treeviz.tree.layers import is_below, is_of_experts
 from treeviz.tree.paths import paths_without_boxes, table_of_paths
@@ -302,9 +311,8 @@ class Searched:
                     is_redundant[leaf] = least < self.thresholds.vanishing and most < _ROUNDING
             previous_layer = layer
         for blocks in self.blocks:
-            is_redundant[blocks] |= typical[blocks] < self.thresholds.vanishing * np.nanmax(
-                typical[blocks], initial=0.0
-            )
+            largest = np.nanmax(typical[blocks], initial=0.0)
+            is_redundant[blocks] |= typical[blocks] < self.thresholds.vanishing * largest
         return is_redundant
 
     @computed_once
@@ -342,22 +350,30 @@ class Searched:
         return [leaves for leaves in blocks.values() if len(leaves) > 1]
 
     def parts_of_learning_layers(self, affected: np.ndarray) -> np.ndarray:
-        """bool[leaves]: which of the affected leaves belong to a layer that learns, so that they block no gradients.
+        """bool[leaves]: which affected leaves are in layers that learn, without a dead layer after them.
 
         These are blocks of a weight whose other blocks learn, and the only affected leaf of a layer in which more than
         the bias learns: a layer's only weight may be affected since its input is zero.
         """
-        shapes, is_judged = self.source.shapes, self.is_trained & ~self.redundant & ~self.cut_off
-        is_part = np.zeros(len(affected), bool)
+        shapes, is_part = self.source.shapes, np.zeros(len(affected), bool)
         for blocks in self.blocks:
-            is_part[blocks] = (is_judged & ~affected)[blocks].any()
+            is_part[blocks] = (self.is_judged & ~affected)[blocks].any()
         for layer in self.layers:
-            leaves = [leaf for leaf in layer if is_judged[leaf] and not is_part[leaf]]
+            leaves = [leaf for leaf in layer if self.is_judged[leaf] and not is_part[leaf]]
             affected_here = [leaf for leaf in leaves if affected[leaf]]
             if len(affected_here) == 1 and shapes:
-                rank = min(_rank(shapes[affected_here[0]]), 2)
-                is_part[affected_here] = any(_rank(shapes[leaf]) >= rank for leaf in leaves if leaf != affected_here[0])
-        return is_part & affected
+                rank = min(len(shape_of(shapes[affected_here[0]])), 2)
+                others = (shape_of(shapes[leaf]) for leaf in leaves if leaf != affected_here[0])
+                is_part[affected_here] = any(len(shape) >= rank for shape in others)
+        parts, is_part = is_part & affected, np.zeros(len(affected), bool)
+        for run in self.runs(affected):
+            is_part[run] = parts[run].all()
+        return is_part
+
+    @computed_once
+    def is_judged(self) -> np.ndarray:
+        """bool[leaves]: whether a missing gradient of the leaf would tell something about its layer."""
+        return self.is_trained & ~self.redundant & ~self.cut_off
 
     @computed_once
     def layers(self) -> list[list[int]]:
@@ -386,10 +402,9 @@ class Searched:
         A run starts with the leaf that the backward pass reaches first. A layer that is only partly affected ends a
         run: after a layer that outputs only zeros, weights have no gradient but biases have one.
         """
-        is_judged = self.is_trained & ~self.redundant & ~self.cut_off
         run: list[int] = []
         for layer in self.layers:
-            leaves = [leaf for leaf in layer if is_judged[leaf]]
+            leaves = [leaf for leaf in layer if self.is_judged[leaf]]
             affected_here = [leaf for leaf in leaves if affected[leaf]]
             if len(affected_here) == len(leaves):
                 run = affected_here + run
@@ -399,10 +414,6 @@ class Searched:
                 run = []
         if run:
             yield run
-
-
-def _rank(shape: str) -> int:
-    return len(shape.split(",")) if shape else 0
 
 
 def pattern(path: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple
 
 import jax
@@ -39,26 +40,18 @@ LOSS_SCALE_ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class SkippedSteps:
+class SkippedSteps(NamedTuple):
     """Steps with NaN or infinity that did not reach the parameters.
 
     Attributes:
       n_steps: Number of such steps. The total number of steps is not stored, since it would change the text each step.
-      since: The first step after them, "step 12"; empty if the newest steps are among them.
+      text: The sentences after the one about the first of these steps.
       is_meant: The loss is scaled by a number that the step computes or receives.
     """
 
     n_steps: int
-    since: str
+    text: str
     is_meant: bool
-
-    @property
-    def text(self) -> str:
-        """The sentences after the one about the first of these steps."""
-        total = f" {self.n_steps} steps are affected in total." if self.n_steps > 1 else ""
-        suffix = "" if self.is_meant else ": the update seems to have been skipped"
-        return total + (f" From {self.since} on all are finite again{suffix}." if self.since else "")
 
 
 def skipped_steps(tree: Searched) -> SkippedSteps | None:
@@ -77,8 +70,12 @@ def skipped_steps(tree: Searched) -> SkippedSteps | None:
     n_newest = int(timeline.n[np.flatnonzero(~is_bad).max(initial=-1) + 1 :].sum())
     if not after.size and (not is_meant or n_newest > MOST_IN_A_ROW):
         return None
-    since = timeline.numbering.text(timeline.begins[after[0]]) if after.size else ""
-    return SkippedSteps(int(timeline.n[is_bad].sum()), since, is_meant)
+    n_steps = int(timeline.n[is_bad].sum())
+    text = f" {n_steps} steps are affected in total." if n_steps > 1 else ""
+    if after.size:
+        skipped = "" if is_meant else ": the update seems to have been skipped"
+        text += f" From {timeline.numbering.text(timeline.begins[after[0]])} on all are finite again{skipped}."
+    return SkippedSteps(n_steps, text, is_meant)
 
 
 # The operation that a NaN comes from, where the inputs of its step are kept.
@@ -215,10 +212,8 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     high: np.ndarray = tree.history.values(tree.name, "nonfinite").high
     n, leaves, total = bad.n, np.array(bad.leaves), len(tree.paths)
     leaf = int(leaves[np.argmax(tree.positions[leaves])])
-    is_struck = np.isin(np.arange(total), leaves)
-    affected = sorted(
-        np.flatnonzero((high > 0).any(axis=0)).tolist(), key=lambda i: (not is_struck[i], -tree.positions[i])
-    )
+    affected = np.flatnonzero((high > 0).any(axis=0)).tolist()
+    affected.sort(key=lambda i: (i not in bad.leaves, -tree.positions[i]))
     if _is_everywhere(tree, leaves):
         sentence = f"{len(leaves)} of {total} {tree.nouns} of {tree.name} were NaN or infinite {bad.when}."
         reason = (
@@ -407,12 +402,8 @@ def _subnormal_fractions(tree: Searched) -> dict[int, float]:
     histogram = tree.history.values(tree.name, "histogram").total
     if histogram is not None and len(histogram):
         counts = np.maximum(histogram, 0).sum(axis=0)
-        return {
-            leaf: float(
-                counts[leaf, : max(min(exponent - FIRST_EXPONENT, N_BINS), 0)].sum() / max(counts[leaf].sum(), 1)
-            )
-            for leaf, exponent in leaves.items()
-        }
+        n_bins = {leaf: max(min(exponent - FIRST_EXPONENT, N_BINS), 0) for leaf, exponent in leaves.items()}
+        return {leaf: float(counts[leaf, :n].sum() / max(counts[leaf].sum(), 1)) for leaf, n in n_bins.items()}
     largest = tree.history.values(tree.name, "finite_max_abs").latest
     is_reported = any(finding.kind == "underflow" for finding in dead(tree))
     if is_reported or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
@@ -549,10 +540,8 @@ def other_results(tree: Searched) -> Iterator[Finding]:
     if bad is None:
         return
     first, n_steps, grads = bad.first, bad.n_steps, _gradients(tree)
-    is_to_the_end = all(
-        g.norm.n[g.norm.ends >= first].sum() * g.numbering.apart <= n_steps * g.numbering.n for g in grads
-    )
-    is_lasting = _was_finite(grads, bad) and is_to_the_end and n_steps >= tree.thresholds.fewest_steps
+    n_since = (g.norm.n[g.norm.ends >= first].sum() * g.numbering.apart / g.numbering.n for g in grads)
+    is_lasting = _was_finite(grads, bad) and max(n_since) <= n_steps and n_steps >= tree.thresholds.fewest_steps
     rest = f", and in {n_steps} inspected steps in all" if n_steps > 1 else ""
     yield tree.finding(
         "result", bad.leaves[0], (("numbers", bad.n), ("steps", n_steps)),
@@ -574,9 +563,7 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     zeros = tree.history.values(tree.name, "zeros")
     # If not every step was inspected, the others may have changed the parameters.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.n_spanned]
-    alive = [
-        g.path(leaf) for g in judged for leaf in np.flatnonzero(norms.is_able_to_update(g) & g.is_trained).tolist()
-    ]
+    alive = [path for g in judged for path in compress(g.paths, norms.is_able_to_update(g) & g.is_trained)]
     paths = tree.paths
     # A parameter's path may start with an argument name; a gradient's path may end with a layer.
     leaves = [

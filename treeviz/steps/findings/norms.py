@@ -636,11 +636,9 @@ def _is_clipped_at_bound(compared: _NormPairs, tops: np.ndarray, norms: np.ndarr
     bounded = [norms] if compared.largest is None else [norms, compared.largest]
     if any(_is_constant(values[is_clipped], tops[is_clipped]) for values in bounded):
         return True
-    relative = (  # to each leaf's median over the clipped entries
-        (x / np.ma.median(np.ma.array(x, mask=~is_less), axis=0).filled(np.nan))[is_less]
-        for x in (compared.after, compared.before)
-    )
-    return _is_constant(*relative) or bool(is_kept.any())
+    both = compared.after, compared.before
+    medians = [np.ma.median(np.ma.array(x, mask=~is_less), axis=0).filled(np.nan) for x in both]
+    return _is_constant(*((x / m)[is_less] for x, m in zip(both, medians, strict=True))) or bool(is_kept.any())
 
 
 def _is_constant(values: np.ndarray, before: np.ndarray) -> bool:

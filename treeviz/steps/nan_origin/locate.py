@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,9 @@ from treeviz.tree.paths import paths_without_boxes
 from treeviz.tree.runtime import Lock
 from treeviz.tree.text import error_text, visible
 from treeviz.tree.tracers import Tracer
+
+if TYPE_CHECKING:
+    from treeviz.steps.tracing.watch import Watched
 
 __all__ = ["CannotLocateNan", "NanOrigin", "locate_nan", "locate_nan_in"]
 
@@ -100,7 +103,10 @@ def locate_nan_in(
 
     arrays = [leaves[i][1] for i in traced]
     with _debug_checks_off():
-        taints = _argument_taints(arrays)
+        taints, inexact = [Taint() for _ in arrays], [i for i, x in enumerate(arrays) if is_inexact(x) and x.size]
+        for i, bits in zip(inexact, map(int, jax.device_get([bits_of(arrays[i]) for i in inexact])), strict=True):
+            on_purpose = not arrays[i].ndim and not bits & NAN
+            taints[i] = Taint(bits, Site(i - len(arrays), leaf=i) if bits and not on_purpose else None)
         n_bad, argument = sum(bool(taint.bits) for taint in taints), next((t for t in taints if t.bits & NAN), None)
         with lines_of_backward_rules():
             program = jax.make_jaxpr(step)(*arrays)
@@ -108,7 +114,8 @@ def locate_nan_in(
             operands = [Value(x, taint) for x, taint in zip(arrays, taints, strict=True)]
             replay = Replay(max_equations)
             try:
-                reported = _earliest_origin(replay.run(program, operands))
+                results = [t for t in replay.run(program, operands) if t.origin is not None]
+                reported = min(results, key=_order, default=None)
             except CannotLocateNan:
                 if argument is None or only_results:
                     raise
@@ -120,19 +127,22 @@ def locate_nan_in(
             if reported.origin.eqn is None:
                 i = reported.origin.leaf
                 return input_origin(names[traced[i]], arrays[i], n_bad - 1, reported.became)
-            origin = _forward_site(reported.origin, replay.checks.began)
-            traced_names = [names[i] for i in traced]
-            return _rerun_and_report(program, operands, replay, origin, reported.became, reaches_outputs, traced_names)
+            origin, traced_names = _forward_site(reported.origin, replay.checks.began), [names[i] for i in traced]
+            origins: list[NanOrigin] = []
+
+            def report(inputs, outputs, device):
+                about = reported.became, inputs, outputs, reaches_outputs, device, traced_names
+                origins.append(operation_origin(origin, *about))
+
+            # Up to the origin once more, to report its operands, which the first run has freed.
+            Replay(max_equations, origin.order, report, compiled=replay.compiled).run(program, operands)
+            return origins[0] if origins else operation_origin(origin, reported.became, (), (), reaches_outputs)
 
 
-def _earliest_origin(results: Sequence[Taint]) -> Taint | None:
-    """The taint with the earliest origin; on a tie, the one that became NaN first."""
-
-    def when(taint: Taint) -> tuple[int, bool, int]:
-        assert taint.origin is not None
-        return taint.origin.order, taint.became is None, taint.became.order if taint.became else 0
-
-    return min((t for t in results if t.origin is not None), key=when, default=None)
+def _order(taint: Taint) -> tuple[int, bool, int]:
+    """By the order of its origin; on a tie, what became NaN first is the first."""
+    assert taint.origin is not None
+    return taint.origin.order, taint.became is None, taint.became.order if taint.became else 0
 
 
 def _forward_site(origin: Site, began: Sequence[Site]) -> Site:
@@ -145,33 +155,10 @@ def _forward_site(origin: Site, began: Sequence[Site]) -> Site:
     return next((s for s in candidates if not is_for_backward(s)), origin)
 
 
-def _rerun_and_report(
-    program, operands, first_run: Replay, origin: Site, became: Site | None, reaches_outputs: bool, names: Sequence[str]
-) -> NanOrigin:
-    """Run the program again up to the origin to report its operands, which the first run has freed."""
-    origins: list[NanOrigin] = []
-
-    def report(inputs, outputs, device):
-        origins.append(operation_origin(origin, became, inputs, outputs, reaches_outputs, device, names))
-
-    Replay(first_run.max_equations, origin.order, report, compiled=first_run.compiled).run(program, operands)
-    return origins[0] if origins else operation_origin(origin, became, (), (), reaches_outputs)
-
-
-def _argument_taints(arrays: Sequence[Any]) -> list[Taint]:
-    inexact = [i for i, x in enumerate(arrays) if is_inexact(x) and x.size]
-    taints = [Taint() for _ in arrays]
-    for i, bits in zip(inexact, jax.device_get([bits_of(arrays[i]) for i in inexact]), strict=True):
-        bits, on_purpose = int(bits), not arrays[i].ndim and not int(bits) & NAN
-        taints[i] = Taint(bits, Site(i - len(arrays), leaf=i) if bits and not on_purpose else None)
-    return taints
-
-
 def _check(name: str, leaf: Any) -> None:
     if isinstance(leaf, Tracer):
-        raise CannotLocateNan(
-            f"locate_nan: {name} is a tracer, which has no values. Call it outside jit, grad, vmap and scan."
-        )
+        text = f"{name} is a tracer, which has no values. Call it outside jit, grad, vmap and scan."
+        raise CannotLocateNan(f"locate_nan: {text}")
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CannotLocateNan(
             f"locate_nan: {name} was deleted, likely donated to the step. "
@@ -226,15 +213,6 @@ class Inputs(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Step(Protocol):
-    """A watched step; see `treeviz.steps.tracing.watch.Watched`."""
-
-    @property
-    def __wrapped__(self) -> Callable: ...
-
-    def on_before_call(self, before: Callable[[int, Callable[[], tuple[tuple, dict]]], None] | None) -> None: ...
-
-
 class KeptInputs:
     """Keeps the inputs of the newest steps; after a bad step, only the inputs of that step.
 
@@ -261,7 +239,7 @@ class KeptInputs:
         with self._lock:
             return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
 
-    def follow(self, step: Step, suffix: Callable[[], str], read: Callable[[], None]) -> None:
+    def follow(self, step: Watched, suffix: Callable[[], str], read: Callable[[], None]) -> None:
         """Keep the inputs of a step from now on, until that raises; `read` as in `keep`.
 
         Args:
@@ -295,7 +273,8 @@ class KeptInputs:
             while len(self._kept) >= self.most:
                 # A step that raised has no measurement, so its key stays unread.
                 oldest = next((key for key in self._kept if key not in self._unread), next(iter(self._kept)))
-                self._forget(oldest)
+                del self._kept[oldest]
+                self._unread.discard(oldest)
             if self.bad is None:
                 self._kept[key] = inputs()
                 self._unread.add(key)
@@ -315,10 +294,6 @@ class KeptInputs:
             self.bad = self.origin = None
             self._kept.clear()
             self._unread.clear()
-
-    def _forget(self, key: Key) -> None:
-        del self._kept[key]
-        self._unread.discard(key)
 
 
 def locate_nan_in_kept(
@@ -355,9 +330,8 @@ def locate_nan_in_kept(
     for inputs in selected:
         # A healthy step may compute a NaN that no result uses.
         only_results = step is None and kept.bad is None
-        origin = locate_nan_in(
-            inputs.step, inputs.args, inputs.kwargs, max_equations=max_equations, only_results=only_results
-        )
+        options = {"max_equations": max_equations, "only_results": only_results}
+        origin = locate_nan_in(inputs.step, inputs.args, inputs.kwargs, **options)
         if origin is not None:
             found = replace(origin, step=inputs.number)
         if found is not None and (origin is None or origin.direction != "input"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -57,9 +59,8 @@ def with_bits(results: Sequence[Any]) -> tuple[Sequence[Any], jax.Array]:
 
 def _bits(x: jax.Array) -> jax.Array:
     """uint8[]: an integer, since `jax_debug_nans` and `jax_debug_infs` check only floats."""
-    real = (jnp.real(x), jnp.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,)
     word = jnp.uint8(0)
-    for part in real:
+    for part in (jnp.real(x), jnp.imag(x)) if jnp.issubdtype(x.dtype, jnp.complexfloating) else (x,):
         if part.dtype.itemsize < 2:  # some 8-bit floats have no infinities to compare with
             part = part.astype(jnp.float32)
         for bit, is_kind in ((NAN, jnp.isnan(part)), (POSINF, part == jnp.inf), (NEGINF, part == -jnp.inf)):
@@ -76,10 +77,9 @@ def bits_of_constant(value: Any) -> int:
         return 0
     value = np.asarray(value)
     value = value.astype(np.complex128 if np.iscomplexobj(value) else np.float64)
-    parts = value.real, value.imag
-    bits = NAN if any(np.isnan(x).any() for x in parts) else 0
-    bits |= POSINF if any((x == np.inf).any() for x in parts) else 0
-    return bits | (NEGINF if any((x == -np.inf).any() for x in parts) else 0)
+    parts = np.array([value.real, value.imag])
+    is_any = [x.any() for x in (np.isnan(parts), parts == np.inf, parts == -np.inf)]
+    return sum(bit for bit, is_kind in zip((NAN, POSINF, NEGINF), is_any, strict=True) if is_kind)
 
 
 # Counts and ranges of the elements of one operand or result.
@@ -112,11 +112,9 @@ class Numbers(NamedTuple):
 
     @property
     def range(self) -> str:
-        text = (
-            "nothing finite"
-            if self.least is None or self.greatest is None
-            else f"[{self.least + 0.0:.4g}, {self.greatest + 0.0:.4g}]"
-        )
+        text = "nothing finite"
+        if self.least is not None and self.greatest is not None:
+            text = f"[{self.least + 0.0:.4g}, {self.greatest + 0.0:.4g}]"
         return f"{text} with {self.nonfinite}" if self.nonfinite else text
 
 
@@ -196,9 +194,9 @@ class Devices:
 
     def key_of(self, eqn: Any) -> Any:
         """A key that is equal for equations with the same computation and types."""
-        key = (id(self._eqn), eqn.primitive, *(tuple(v.aval for v in vs) for vs in (eqn.invars, eqn.outvars)))
+        avals = (tuple(v.aval for v in variables) for variables in (eqn.invars, eqn.outvars))
         try:
-            key = (*key, frozenset(eqn.params.items()))
+            key = id(self._eqn), eqn.primitive, *avals, frozenset(eqn.params.items())
             hash(key)
         except TypeError:  # a parameter cannot be hashed
             return id(eqn)
@@ -219,11 +217,8 @@ class Devices:
                     position = np.unravel_index(int(bad.argmax()), self._sizes(aval))
                     device = tuple(zip(varying_axes(self._params, aval), map(int, position), strict=True))
                     break
-        ins, outs = (
-            [self._on(device, x, aval) for x, aval in zip(xs, avals, strict=True)]
-            for xs, avals in ((operands, in_avals), (results, out_avals))
-        )
-        return device, ins, outs
+        on_device = functools.partial(self._on, device)
+        return device, [*map(on_device, operands, in_avals)], [*map(on_device, results, out_avals)]
 
     def _on(self, device: Device, x: Any, aval: Any) -> Any:
         if not is_inexact(x) or not x.is_fully_addressable:
@@ -233,12 +228,10 @@ class Devices:
         by_row: dict[int, np.ndarray] = {}
         for shard in x.addressable_shards:  # only the shards that are needed leave the devices
             first = shard.index[0].start or 0
-            here = [
-                row for row in rows.ravel().tolist() if first <= row < first + len(shard.data) and row not in by_row
-            ]
+            here = ({*rows.ravel().tolist()} & {*range(first, first + len(shard.data))}) - by_row.keys()
             if here:
                 data = jax.device_get(shard.data)
-                by_row.update((row, data[row - first]) for row in here)
+                by_row |= {row: data[row - first] for row in here}
         return np.stack([by_row[row] for row in rows.ravel().tolist()]).reshape(*rows.shape, *x.shape[1:])
 
     def _sizes(self, aval: Any) -> tuple[int, ...]:
@@ -312,25 +305,6 @@ class Value(NamedTuple):
     taint: Taint = _FINITE
 
 
-def taint_of_literal(literal: Literal) -> Taint:
-    bits = bits_of_constant(literal.val)
-    return Taint(bits) if bits else _FINITE
-
-
-class _Check(NamedTuple):
-    """A check whose result is still on the device.
-
-    Attributes:
-      operands: The taints of the operands of the value.
-      site: The site of the value; None for a constant.
-    """
-
-    taint: Taint
-    bits: jax.Array
-    operands: list[Taint]
-    site: Site | None
-
-
 @dataclass
 class Checks:
     """Checks values, and finds the origins of non-finite ones.
@@ -339,33 +313,29 @@ class Checks:
       first_nan: The first value with a NaN that does not come from a constant, even if no result depends on it.
       began: Every site with finite operands and a non-finite result.
       constant_nans: The orders of the sites whose NaN comes from a constant operand.
-      waiting: Checks that have not been read yet.
+      waiting: Checks whose results are still on the devices: the bits, and the arguments of `judge` beside them.
     """
 
     first_nan: Taint | None = None
     began: list[Site] = field(default_factory=list)
     constant_nans: set[int] = field(default_factory=set)
-    waiting: list[_Check] = field(default_factory=list)
+    waiting: list[tuple[jax.Array, Taint, list[Taint], Site | None]] = field(default_factory=list)
 
     def add(self, x: Any, operands: list[Taint], site: Site | None) -> Taint:
-        """The taint of a value, filled in by the next `read`, which transfers many checks at once.
-
-        Args:
-          operands: The taints of the operands of the value.
-          site: The site of the value; None for a constant.
-        """
+        """The taint of a value, filled in by the next `read`; `site` is None for a constant."""
         if not is_inexact(x) or not x.size:
             return _FINITE
         taint = Taint()
-        self.waiting.append(_Check(taint, bits_of(x), operands, site))
+        self.waiting.append((bits_of(x), taint, operands, site))
         if len(self.waiting) >= _READ_AT_ONCE:
             self.read()
         return taint
 
     def read(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for check, bits in zip(waiting, jax.device_get([check.bits for check in waiting]), strict=True):
-            self.judge(check.taint, int(bits), check.operands, check.site)
+        all_bits = jax.device_get([bits for bits, *_ in waiting])
+        for bits, (_, taint, operands, site) in zip(all_bits, waiting, strict=True):
+            self.judge(taint, int(bits), operands, site)
 
     def judge(self, taint: Taint, bits: int, operands: Sequence[Taint], site: Site | None) -> None:
         """Set the taint of a result from its bits and the taints of the operands."""
@@ -453,7 +423,7 @@ class Replay:
 
         def read(atom) -> Value:
             if isinstance(atom, Literal):
-                return Value(self.constant(atom.val, atom), taint_of_literal(atom))
+                return Value(self.constant(atom.val, atom), Taint(bits_of_constant(atom.val)))
             return values[atom]
 
         for n, eqn in enumerate(jaxpr.eqns):
@@ -550,10 +520,9 @@ class Replay:
         body = called_jaxpr(eqn)
         self.devices = Devices(eqn)
         try:
-            avals = [v.aval for v in open_jaxpr(body).invars]
-            inside = self.devices.enter([x.array for x in operands], avals)
-            taints = [x.taint for x in operands]
-            inner_values = self.inner(body, list(map(Value, inside, taints)), within, eqn)
+            inside = self.devices.enter([x.array for x in operands], [v.aval for v in open_jaxpr(body).invars])
+            entered = [Value(x, operand.taint) for x, operand in zip(inside, operands, strict=True)]
+            inner_values = self.inner(body, entered, within, eqn)
             self.checks.read()
         except (_Arrived, CannotLocateNan):
             raise
@@ -644,9 +613,10 @@ class Replay:
     def while_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
         """Ends early if the loop continues only on some devices or for some members of a `vmap`."""
         parts = while_parts(eqn, operands)
-        carry, k, condition = parts.carry, 0, parts.condition
+        carry, condition = parts.carry, parts.condition
         continues = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)
         continues = jax.jit(continues)
-        while np.all(jax.device_get(continues(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
+        for k in itertools.count():
+            if not np.all(jax.device_get(continues(*(x.array for x in (*parts.cond_consts, *carry)))[0])):
+                return
             carry = yield k, [*parts.body_consts, *carry]
-            k += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import linecache
+import operator
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Literal
 
 from treeviz.steps.nan_origin.replay import (
     Numbers,
@@ -72,16 +73,14 @@ def _followed(within: Within, until: Any) -> Followed[Axes]:
     """The enclosing jaxpr followed up to an equation, with the axes of its values."""
     domain, jaxpr = _Entries(), within.jaxpr
     if within.outer is None:
-        return Followed(domain, jaxpr, [_first_axis(i, v.aval) for i, v in enumerate(jaxpr.invars)]).to(until)
+        ranks = (getattr(v.aval, "ndim", 0) for v in jaxpr.invars)
+        axes = [(frozenset([i]), *(_OTHERS,) * (rank - 1))[:rank] for i, rank in enumerate(ranks)]
+        return Followed(domain, jaxpr, axes).to(until)
     if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not an index of the whole array
         return Followed(domain, jaxpr, [_uniform(v) for v in jaxpr.invars]).to(until)
     outer = _followed(within.outer, within.eqn)
     inner = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
     return next(program for program in inner.programs if program.jaxpr is jaxpr)
-
-
-def _first_axis(i: int, aval: Any) -> Axes:
-    return (frozenset([i]), *(_OTHERS,) * (aval.ndim - 1)) if getattr(aval, "ndim", 0) else ()
 
 
 def _uniform(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
@@ -106,7 +105,11 @@ class _Entries(Domain[Axes]):
         return (_OTHERS, *y)
 
     def join(self, values: Sequence[Axes], atom: Any) -> Axes:
-        return functools.reduce(_join_axes, values)
+        axes = values[0]
+        for other in values[1:]:
+            pairs = zip(axes, other, strict=True)
+            axes = tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in pairs)
+        return axes
 
     def results(self, eqn: Any, operands: Sequence[Axes]) -> list[Axes]:
         name = eqn.primitive.name
@@ -118,22 +121,13 @@ class _Entries(Domain[Axes]):
         if name in IDENTITY:
             return list(operands[: len(unknown)])
         if name in ("slice", "dynamic_slice", "split"):  # an axis of unchanged length is whole
-            shapes = [v.aval.shape for v in (eqn.invars[0], *eqn.outvars)]
-            return [
-                _kept_axes([m == n for m, n in zip(shapes[0], shape, strict=True)], operands[0]) for shape in shapes[1:]
-            ]
-        if name in _SAME_AXES:
-            return [_union([x for x in operands if len(x) == len(old)], old) for old in unknown]
-        return unknown
-
-
-def _join_axes(left: Axes, right: Axes) -> Axes:
-    """The axes of a value that is one of two."""
-    return tuple(x | y if x == y or not (x and y) else (x & y) | _OTHERS for x, y in zip(left, right, strict=True))
-
-
-def _union(operands: Sequence[Axes], unknown: Axes) -> Axes:
-    return tuple(_NONE.union(*axes) for axes in zip(*operands, strict=True)) or unknown
+            before, *shapes = (v.aval.shape for v in (eqn.invars[0], *eqn.outvars))
+            return [_kept_axes(map(operator.eq, before, shape), operands[0]) for shape in shapes]
+        if name not in _SAME_AXES:
+            return unknown
+        same_rank = ([x for x in operands if len(x) == len(old)] for old in unknown)
+        joined = (tuple(_NONE.union(*axes) for axes in zip(*xs, strict=True)) for xs in same_rank)
+        return [new or old for new, old in zip(joined, unknown, strict=True)]
 
 
 # Rules: (equation, axes of its operands) -> axes of its result
@@ -147,7 +141,7 @@ def _broadcast(eqn: Any, operands: Sequence[Axes]) -> Axes:
     return tuple(axes)
 
 
-def _kept_axes(kept: Sequence[bool], axes: Axes) -> Axes:
+def _kept_axes(kept: Iterable[bool], axes: Axes) -> Axes:
     return tuple(axis if keep or not axis else _OTHERS for keep, axis in zip(kept, axes, strict=True))
 
 
@@ -160,13 +154,9 @@ def _windows(eqn: Any, operands: Sequence[Axes]) -> Axes:
 
 def _reshape(eqn: Any, operands: Sequence[Axes]) -> Axes:
     """Keeps the leading axes whose sizes do not change."""
-    shape_before, shape_after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    axes = [_OTHERS if any(operands[0]) else _NONE] * len(shape_after)
-    for i, (m, n) in enumerate(zip(shape_before, shape_after, strict=False)):
-        if m != n:
-            break
-        axes[i] = operands[0][i]
-    return tuple(axes)
+    shapes = [v.aval.shape for v in (eqn.invars[0], eqn.outvars[0])]
+    kept = len([*itertools.takewhile(lambda sizes: sizes[0] == sizes[1], zip(*shapes, strict=False))])
+    return (*operands[0][:kept], *(_OTHERS if any(operands[0]) else _NONE,) * (len(shapes[1]) - kept))
 
 
 def _dot_general(eqn: Any, operands: Sequence[Axes]) -> Axes:
@@ -371,9 +361,8 @@ def input_origin(name: str, array: Any, n_others: int = 0, became: Site | None =
         text += f", in {', '.join(examples[:3])}{rest} only" if examples else ""
     if n_others:
         text += f", and {n_others:,} more of its arguments are not finite"
-    became_text = _operation(became) if became else ""
-    if became_text:
-        text += f"; {became_text} turned it into NaN"
+    became_text = _operation(became)
+    text += f"; {became_text} turned it into NaN" if became else ""
     advice = "Check the previous step, which returned it, or the data loading."
     return NanOrigin(
         "", "input", "", 0, "", "", "", (), (numbers,), (), became_text, True, name, f"{text}.", advice,
@@ -419,31 +408,15 @@ def operation_origin(
         text = f"{text.removesuffix(',')}: {bad_index}"
     elif ins:
         text += " from inputs in " + " and ".join(x.range for x in ins[:4]) + (" …" if len(ins) > 4 else "")
-    became_text = _operation(became) if became else ""
-    if became_text:
-        text += f"; {became_text} turned it into NaN"
-    if not reaches_outputs:
-        text += "; it does not reach any result of the step"
+    became_text = _operation(became)
+    text += f"; {became_text} turned it into NaN" if became else ""
+    text += "" if reaches_outputs else "; it does not reach any result of the step"
     return NanOrigin(
-        name,
-        direction,
-        place.file,
-        place.line,
-        place.function,
-        place.source,
-        called_from,
-        site.within.iterations,
-        tuple(ins),
-        tuple(outs),
-        became_text,
-        reaches_outputs,
-        "",
-        f"{text}.",
+        name, direction, *place, place.source, called_from, site.within.iterations, tuple(ins), tuple(outs),
+        became_text, reaches_outputs, "", f"{text}.",
         _INDEX_ADVICE if bad_index else advice(name, direction, place.source, ins, outs),
-        device=device,
-        index=index,
-        examples=examples if relation == _BELONGS else (),
-    )
+        device=device, index=index, examples=examples if relation == _BELONGS else (),
+    )  # fmt: skip
 
 
 _INDEX_ADVICE = (
@@ -487,7 +460,9 @@ def _first_nonfinite_entry(
     return (), (), ""
 
 
-def _operation(site: Site) -> str:
+def _operation(site: Site | None) -> str:
+    if site is None:
+        return ""
     backward = "the backward pass of " if is_backward(site) else ""
     return f"{backward}{site.eqn.primitive.name} at {place_of(site)[0]}"
 
@@ -504,20 +479,25 @@ def place_of(site: Site) -> tuple[SourceLine, str]:
 
     For a backward rule, the latter is the frame that calls its function.
     """
-    eqn, within = site.eqn, site.within
-    chain = [(eqn, within)]
-    while within is not None and within.eqn is not None:
-        chain.append((within.eqn, within.outer))
-        within = within.outer
-    calls = next((_frames(call) for outer, _ in chain if (call := call_of_rule(outer)) is not None), [])
+    chain = [*_chain(site)]
+    calls = next((_frames(call) for eqn in chain if (call := call_of_rule(eqn)) is not None), [])
     # JAX caches the traces of its own jitted functions, with the frames of their first caller.
-    jax_jits = [i for i, (outer, _) in enumerate(chain[1:], 1) if _is_jax_jit(outer)]
-    for eqn, _ in chain[max(jax_jits, default=0) :]:
+    jax_jits = [i for i, eqn in enumerate(chain) if i and _is_jax_jit(eqn)]
+    for eqn in chain[max(jax_jits, default=0) :]:
         frames = _frames(eqn.source_info.traceback) + calls
         if frames:
             own_frame = next((f for f in calls or frames if not is_installed(f.file)), frames[0])
             return frames[0], str(own_frame) if own_frame != frames[0] else ""
     return SourceLine(), ""
+
+
+def _chain(site: Site) -> Iterator[Any]:
+    """The equation of a site, and those that hold it, the innermost first."""
+    yield site.eqn
+    within = site.within
+    while within is not None and within.eqn is not None:
+        yield within.eqn
+        within = within.outer
 
 
 def _is_jax_jit(eqn: Any) -> bool:
@@ -552,12 +532,7 @@ def _frames(traceback: Any) -> list[SourceLine]:
 
 
 def is_backward(site: Site) -> bool:
-    eqn, within = site.eqn, site.within
-    while not _is_transposed(eqn):
-        if within is None or within.eqn is None:
-            return False
-        eqn, within = within.eqn, within.outer
-    return True
+    return any(map(_is_transposed, _chain(site)))
 
 
 def _is_transposed(eqn: Any) -> bool:
@@ -566,29 +541,21 @@ def _is_transposed(eqn: Any) -> bool:
 
 def is_for_backward(site: Site) -> bool:
     """Whether only the backward pass uses the results: JAX computes factors of derivatives in the forward pass."""
-    return site.within is not None and _is_for_backward(site.eqn.outvars, site.within)
-
-
-def _is_for_backward(variables: Sequence[Any], within: Within) -> bool:
-    reached, is_used = set(variables), False
-    forward_uses = dict.fromkeys(variables, 0)
-    for eqn in within.jaxpr.eqns:
-        inputs = [v for v in eqn.invars if not isinstance(v, Literal) and v in reached]
-        if not inputs:
-            continue
-        is_used = is_used or _is_transposed(eqn)
-        for v in inputs:
-            forward_uses[v] += 1
-        if not _is_transposed(eqn):
-            reached.update(eqn.outvars)
-            forward_uses.update(dict.fromkeys(eqn.outvars, 0))
-    results: Jaxpr = within.jaxpr
-    positions = [i for i, v in enumerate(results.outvars) if not isinstance(v, Literal) and v in reached]
-    leaving = {results.outvars[i] for i in positions}
-    if any(not n and v not in leaving for v, n in forward_uses.items()):
-        return False  # another value is computed from it, even if unused
-    if not positions:
-        return is_used
-    if within.eqn is None or within.outer is None:
-        return False
-    return _is_for_backward([within.eqn.outvars[i] for i in positions], within.outer)
+    variables, within = site.eqn.outvars, site.within
+    while within is not None:
+        reached, used, is_used = {*variables}, set(), False
+        for eqn in within.jaxpr.eqns:
+            inputs = {v for v in eqn.invars if not isinstance(v, Literal) and v in reached}
+            used |= inputs
+            is_used |= bool(inputs) and _is_transposed(eqn)
+            if inputs and not _is_transposed(eqn):
+                reached.update(eqn.outvars)
+        outvars = within.jaxpr.outvars
+        positions = [i for i, v in enumerate(outvars) if not isinstance(v, Literal) and v in reached]
+        if reached - used - {outvars[i] for i in positions}:
+            return False  # another value is computed from it, even if unused
+        if not positions:
+            return is_used
+        variables = [within.eqn.outvars[i] for i in positions] if within.eqn is not None else []
+        within = within.outer
+    return False

@@ -77,19 +77,16 @@ class ReadSteps(NamedTuple):
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
         """Return some of these steps."""
-        part = slice(first, until)
-        numbers = {
-            name: {statistic: values[part] for statistic, values in rows.items()} for name, rows in self.numbers.items()
-        }
-        return self._replace(steps=self.steps[part], inner=self.inner[part], numbers=numbers)
+        own, numbers = slice(first, until), self.numbers.items()
+        parts = {name: {statistic: values[own] for statistic, values in rows.items()} for name, rows in numbers}
+        return self._replace(steps=self.steps[own], inner=self.inner[own], numbers=parts)
 
     @property
     def bad(self) -> dict[str, np.ndarray]:
         """bool[steps] by source: whether it contains NaN or Inf, except for results that may ("other")."""
-        counts = {
-            name: statistics["nonfinite"] for name, statistics in self.numbers.items() if "nonfinite" in statistics
-        }
-        return {name: np.any(count > 0, axis=1) for name, count in counts.items() if result_kind(name) != "other"}
+        known = {name: rows for name, rows in self.numbers.items() if "nonfinite" in rows}
+        others = {name: rows["nonfinite"] for name, rows in known.items() if result_kind(name) != "other"}
+        return {name: np.any(counts > 0, axis=1) for name, counts in others.items()}
 
     @property
     def bad_sources(self) -> set[str]:
@@ -192,9 +189,8 @@ def stacked(measurements: Sequence[Measurement]) -> tuple[dict[str, np.ndarray],
     """Return the packed rows by source, and the counts of results, for measurements of one layout."""
     first = measurements[0]
     if isinstance(first, Joined):
-        return first.layout.split(
-            *map(_on_host, zip(*(measurement.arrays for measurement in measurements), strict=True))
-        )
+        arrays = zip(*(measurement.arrays for measurement in measurements), strict=True)
+        return first.layout.split(*map(_on_host, arrays))
     packed = {name: _on_host([measurement.packed[name] for measurement in measurements]) for name in first.packed}
     return packed, _on_host([measurement.counts for measurement in measurements]) if first.results else None
 

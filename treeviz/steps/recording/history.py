@@ -280,10 +280,8 @@ def _merged(values: np.ndarray, steps: np.ndarray, groups: np.ndarray, is_count:
     low, high, latest = merged(values[0], values[1], values[2], groups)
     if is_count:  # totals are stored in place of low
         low = np.maximum(np.add.reduceat(values[0], groups, axis=0), -1)
-    n = np.add.reduceat(steps[2], groups)
-    return np.stack([low, high, latest]), np.stack(
-        [steps[0][groups], steps[1][ends], n, steps[3][groups], steps[4][ends]]
-    )
+    merged_steps = steps[0][groups], steps[1][ends], np.add.reduceat(steps[2], groups), steps[3][groups], steps[4][ends]
+    return np.stack([low, high, latest]), np.stack(merged_steps)
 
 
 def occurs_in(counts: Timeline, entries: Timeline) -> np.ndarray:
@@ -537,11 +535,8 @@ class History:
         Raises:
           ValueError: An unknown source or statistic, or values of another shape.
         """
-        one_step = {
-            name: {statistic: np.asarray(values)[None] for statistic, values in statistics.items()}
-            for name, statistics in numbers.items()
-        }
-        self.extend([step], one_step)
+        rows = {name: {key: np.asarray(values)[None] for key, values in own.items()} for name, own in numbers.items()}
+        self.extend([step], rows)
 
     def extend(
         self,

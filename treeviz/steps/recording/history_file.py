@@ -351,9 +351,8 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
             is_consistent &= all(isinstance(value, kind) for value in values)
         if not is_consistent:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")
-        texts: dict[str, Any] = {
-            field: tuple(map(printable, getattr(source, field))) for field in ("paths", "dtypes", "shapes", "stacks")
-        }
+        fields_of_text = ("paths", "dtypes", "shapes", "stacks")
+        texts: Any = {field: tuple(map(printable, getattr(source, field))) for field in fields_of_text}
         source = source._replace(name=printable(source.name), **texts)
         list(wholes(source))  # raises if the layers are inconsistent
         yield source
