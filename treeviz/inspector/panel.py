@@ -49,16 +49,10 @@ class Inspector(Protocol):
 
 
 class LiveBackend:
-    """Answers the requests of a widget that follows an inspector.
-
-    Attributes:
-      view: The view that the widget shows.
-
-    Args:
-      inspector: A weak reference, since a view must not keep the inspector's arrays alive.
-    """
+    """Answers the requests of a widget that follows an inspector, and shows a view."""
 
     def __init__(self, inspector: weakref.ref[Inspector], panel: LivePanel, view: TreeView) -> None:
+        # A view must not keep the inspector's arrays alive.
         self._inspector, self.panel, self.view = inspector, panel, view
 
     @property
@@ -123,11 +117,7 @@ MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per
 
 
 class Throttle:
-    """Limits the rate of updates, and the share of the time that they use.
-
-    Args:
-      clock: In seconds.
-    """
+    """Limits the rate of updates, and the share of the time that they use."""
 
     def __init__(
         self, most_per_s: float = MOST_PER_S, share: float = SHARE, clock: Callable[[], float] = time.monotonic
@@ -147,32 +137,22 @@ class Throttle:
     def spent(self, cost_s: float, n_others: int = 0) -> None:
         """Record the cost of an update; the next one is delayed so that updates use at most `share` of the time.
 
-        The cost is the larger of this one and its running mean.
-
-        Args:
-          n_others: The number of other throttles that use the same share.
+        `n_others` is the number of other throttles that use the same share.
         """
         self._cost_s = max(cost_s, (self._cost_s + cost_s) / 2)
         self._due = self._clock() + max(self._least_s, self._cost_s * (n_others + 1) / self._share)
 
 
 class Buckets(NamedTuple):
-    """Norms of all leaves in k consecutive time buckets.
+    """Norms of all leaves in k consecutive time buckets."""
 
-    Attributes:
-      first, until, n: int64[k]: the positions of the first and the last step of each bucket, see `InnerSteps`, and its
-        number of recorded steps.
-      latest, low, high: float32[k, leaves]: the last, the least and the greatest norm in it.
-      bad: bool[k, leaves]: whether it has a non-finite value.
-    """
-
-    first: np.ndarray
-    until: np.ndarray
-    n: np.ndarray
-    latest: np.ndarray
+    first: np.ndarray  # int64[k]: the position of its first step, see `InnerSteps`
+    until: np.ndarray  # int64[k]: the position of its last step
+    n: np.ndarray  # int64[k]: its number of recorded steps
+    latest: np.ndarray  # float32[k, leaves]: the last norm in it, as are the least and the greatest
     low: np.ndarray
     high: np.ndarray
-    bad: np.ndarray
+    bad: np.ndarray  # bool[k, leaves]: whether it has a non-finite value
 
     def buffers(self) -> list[bytes]:
         """Little-endian bytes: first, until and n as float64; bad as one bit per leaf; then latest (and unless each
@@ -191,11 +171,7 @@ _RATE_S = 10.0  # over which the speed is measured
 
 
 def checked_total(total: float | None) -> int | None:
-    """Return the number of steps of a run; None if it is unknown.
-
-    Raises:
-      ValueError: It is not a whole number.
-    """
+    """Return the number of steps of a run; None if it is unknown. ValueError if it is not a whole number."""
     try:
         if total is None or (int(total) == total and total >= 0):
             return None if total is None else int(total)
@@ -208,10 +184,6 @@ class Progress:
     """Progress of a run: `arrive` records each measurement, `count` the steps that were read.
 
     A run begins with the first measurement after `end`. It may `rest` for any time and resume.
-
-    Args:
-      total: The number of steps of the loop, if known.
-      clock: In seconds.
     """
 
     def __init__(self, total: float | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -254,8 +226,7 @@ class Progress:
     def begin(self, steps: Track, first_called: Callable[[int], int] = lambda first: first) -> None:
         """Record that the first steps of a run were read, or the first ones after a rest.
 
-        Args:
-          first_called: Maps the first inspected step to the first called step, which may not be inspected.
+        `first_called` maps the first inspected step to the first called step, which may not be inspected.
         """
         first = first_called(int(steps.newest(self.n_new(steps)).first.min()))
         # A tree that changed meanwhile has its own track.
@@ -271,20 +242,12 @@ class Progress:
             self._speed.popleft()
 
     def end(self, steps: Track, n_arrived: int | None = None) -> None:
-        """End the run; later measurements belong to the next one.
-
-        Args:
-          n_arrived: The number of measurements in `steps`; by default all that arrived.
-        """
+        """End the run, of which `n_arrived` measurements are in `steps`; later ones belong to the next run."""
         self._n_before, self._rests = steps.n_steps, False
         self._n_finished = self.n_arrived if n_arrived is None else n_arrived
 
     def rest(self, steps: Track, n_arrived: int) -> bool:
-        """Record that the run pauses. Returns whether this ends the run, because all its steps are done.
-
-        Args:
-          n_arrived: As for `end`.
-        """
+        """Record that the run pauses. Returns whether this ends the run, because all its steps are done."""
         if self.is_complete:
             self.end(steps, n_arrived)
         else:
@@ -294,8 +257,7 @@ class Progress:
     def numbers(self, is_running: bool) -> dict[str, int | float | None]:
         """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.
 
-        Args:
-          is_running: Return the rate of the last ten seconds, not of the whole run.
+        Of a run that `is_running`, the rate is that of the last ten seconds.
         """
         until = self._clock() if is_running else self._arrived
         numbers: dict[str, int | float | None] = {"total": self._total, "elapsed": round(until - self._began, 3)}
@@ -321,16 +283,8 @@ class RunMessages:
 
     Findings are searched, and curves sent, at most once a second and for at most 0.5 % of the time each.
 
-    Attributes:
-      progress: The progress of the run.
-      state: "waiting" before the first step, "running", and after the run "still", "done" or "stopped".
-
     Args:
-      name: The name of the tree.
       recorder: A weak reference, since a view must not keep the recorder's arrays alive.
-      thresholds: The limits beyond which numbers become findings.
-      total: The number of steps of the loop, if known.
-      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
       first_called: Returns the number of the first call in this run, given the source and the first inspected call.
     """
 
@@ -346,7 +300,7 @@ class RunMessages:
         first_called: Callable[[str, int], int],
     ) -> None:
         self.progress = Progress(total, clock=clock)
-        self.state = "waiting"
+        self.state = "waiting"  # before the first step; then "running", and after the run "still", "done" or "stopped"
         self._name, self._recorder, self._thresholds = name, recorder, thresholds
         self._cpu_clock, self._first_called = cpu_clock, first_called
         self._reason = ""  # why the run stopped
@@ -598,14 +552,7 @@ class LivePanel:
     # At the end of a run, or when it pauses
 
     def finish(self, state: str = "still", reason: str = "", *, is_over: bool = True) -> None:
-        """Read all measurements, and show the final view.
-
-        Args:
-          is_over: The next measurement begins another run, whose steps count from one.
-
-        Raises:
-          StopTraining: As from `GradientInspector.flush`.
-        """
+        """Read all measurements, and show the final view; if it `is_over`, the next measurement begins another run."""
         recorder = self._recorder()
         if recorder is None or self._is_closed:
             return

@@ -57,11 +57,7 @@ class Logger:
 
 
 def logger_of(target: Any) -> Logger:
-    """Return the adapter of a logger; see `GradientInspector.log_to`.
-
-    Raises:
-      TypeError: The object is not a known logger, and not callable.
-    """
+    """Return the adapter of a logger; see `GradientInspector.log_to`."""
     is_module = isinstance(target, ModuleType)
     library = (target.__name__ if is_module else module_name(type(target))).partition(".")[0]
     if library in _LIBRARIES and (is_module or library != "mlflow" or hasattr(target, "info")):
@@ -218,15 +214,10 @@ _WRITERS: dict[str, Callable[[Any], Logger]] = {  # by a method name that is uni
 
 @dataclass
 class Step:
-    """The measurements of a step by name, such as "grads norm/layers/0/w"; without a path, of the whole tree.
+    """The measurements of a step by name, such as "grads norm/layers/0/w"; without a path, of the whole tree."""
 
-    Attributes:
-      numbers: Values by name.
-      histograms: Counts of each power of two by name.
-    """
-
-    numbers: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, np.ndarray] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)  # values by name
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)  # counts of each power of two by name
 
 
 class NewSteps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,9 +31,6 @@ class SampledParams:
     """Keeps sampled parameters and updates, some numbers per leaf, and records them once they hold a finding.
 
     So the views of a healthy run have no sparse numbers, and its history uses no memory for them.
-
-    Args:
-      record: Adds a measurement to the history.
     """
 
     def __init__(self, record: Callable[[Arrived], None], thresholds: Thresholds) -> None:
@@ -57,11 +53,7 @@ class SampledParams:
             self._kept.setdefault(arrived.suffix, []).append(arrived)
 
     def search(self, *, wait: bool = False) -> None:
-        """Record the samples that hold a finding.
-
-        Args:
-          wait: Also search samples that are still being computed.
-        """
+        """Record the samples that hold a finding; with `wait`, also search those that are still being computed."""
         for suffix, samples in [*self._kept.items()]:
             if len(samples) == self._searched.get(suffix) or not (wait or all(sample.is_ready() for sample in samples)):
                 continue
@@ -120,40 +112,28 @@ MOST_EARLIER = 4
 
 @dataclass
 class _Step:
-    """A step, identified by its definition: the module and the name of its function.
+    """A step, identified by its definition: the module and the name of its function."""
 
-    Attributes:
-      suffix: Appended to the names of its trees: "", or " of update" if several steps are watched when it is first
-        measured in a run; None until then.
-      code: The function's code object. A rerun cell creates a new one, a factory that is called twice does not.
-      watched: The newest watched step with this definition.
-      is_of_run: It was watched in this run.
-      is_measured: It was measured in this run.
-    """
-
-    code: Any
-    watched: weakref.ref[Watched]
+    code: Any  # the function's code object: a rerun cell creates a new one, a factory that is called twice does not
+    watched: weakref.ref[Watched]  # the newest watched step with this definition
+    # Appended to the names of its trees: "", or " of update" if several steps are watched when it is first measured in
+    # a run; None until then.
     suffix: str | None = None
-    is_of_run: bool = True
-    is_measured: bool = False
+    is_of_run: bool = True  # it was watched in this run
+    is_measured: bool = False  # it was measured in this run
 
 
 class Runs:
     """Watches steps for a recorder. A step that is redefined after it was measured begins a new run.
-
-    Attributes:
-      earlier: The histories of the last runs before this one.
-      first: The number of a step's first call.
-      sampled: The samples of parameters and updates that are not recorded yet.
 
     Args:
       **settings: Those of `treeviz.steps.tracing.watch.watch`.
     """
 
     def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
-        self.earlier: list[History] = []
+        self.earlier: list[History] = []  # of the last runs before this one
         self._recorder, self._inputs, self._settings = recorder, inputs, settings
-        self.sampled = SampledParams(recorder.put, thresholds)
+        self.sampled = SampledParams(recorder.put, thresholds)  # those that are not recorded yet
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
 
@@ -163,6 +143,7 @@ class Runs:
         return CalledSteps(self._watch, self)
 
     def count_from(self, first: int) -> None:
+        """Number the next call of each step."""
         self.first, self._numbers, self._numbers_of_scalars = first, itertools.count(first), itertools.count(first)
         self._newest_record, self._last_given_step = first - 1, None
         for watched in self:
@@ -332,15 +313,8 @@ class Runs:
 def _definition(step: Any) -> tuple[tuple, Any]:
     """The module and the name of a step's function, and its code, which a rerun cell creates anew."""
     function = step
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            function = function.__func__
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            break
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", "")
     line = code.co_firstlineno if code is not None and "<lambda>" in name else None

@@ -23,48 +23,28 @@ _LONGEST_NAME = 40
 
 
 class Parting(NamedTuple):
-    """The first step at which norms of two runs differ.
+    """The first step at which norms of two runs differ."""
 
-    Attributes:
-      step: The step, or the last of several that were merged; a step is a call.
-      entry: Its place among the compared entries.
-      when: "step 5"; "call 5, micro-batch 2".
-      row: The leaf whose norms differ most, as a row of the view's table.
-      norms: That leaf's norms in the first and the second run; NaN if some of its values are not finite.
-      n_leaves: The number of leaves that differ at that step.
-    """
-
-    step: int
-    entry: int
-    when: str
-    row: int
-    norms: tuple[float, float]
-    n_leaves: int
+    step: int  # or the last of several that were merged; a step is a call
+    entry: int  # its place among the compared entries
+    when: str  # "step 5"; "call 5, micro-batch 2"
+    row: int  # the leaf whose norms differ most, as a row of the view's table
+    norms: tuple[float, float]  # of that leaf in the first and the second run; NaN if some values are not finite
+    n_leaves: int  # that differ at that step
 
 
 class TwoRuns(NamedTuple):
-    """How two runs differ.
+    """How two runs differ."""
 
-    Attributes:
-      view: The tree with the ratio of the norms, second to first, over the steps.
-      parting: Where norms first differ, in any bit; None if they never do.
-      is_equal: Neither norms, scalars nor updates differ, and both runs have the same leaves and entries.
-    """
-
-    view: TreeView
-    parting: Parting | None
-    is_equal: bool
+    view: TreeView  # the tree with the ratio of the norms, second to first, over the steps
+    parting: Parting | None  # where norms first differ, in any bit; None if they never do
+    is_equal: bool  # neither norms, scalars nor updates differ, and both runs have the same leaves and entries
 
 
 def compare_runs(first: History, other: History, names: tuple[str, str], tree: str | None = None) -> TwoRuns:
     """Compare the norms of a tree in two runs, at the steps and leaves that both have, and the scalars of the runs.
 
-    Args:
-      names: The names of the runs.
-      tree: The name of the tree; by default the first gradients.
-
-    Raises:
-      ValueError: They have no leaf or no step in common, or no tree of this name.
+    Raises a ValueError if they have no leaf or no step in common, or no tree of this name.
     """
     sources = source_named(first, tree), source_named(other, tree)
     table = table_of_source(first, sources[0], tree or "grads")
@@ -93,18 +73,12 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
 
 
 class _Common(NamedTuple):
-    """The norms of two runs at the entries that both have.
+    """The norms of two runs at the entries that both have."""
 
-    Attributes:
-      spans: The spans of all entries of each run.
-      left, right: float64[entries, leaves]: infinite if values are not finite, NaN if unmeasured.
-      starts, stops: The positions of the entries.
-    """
-
-    spans: list[list[tuple[int, int, int, int]]]
-    left: np.ndarray
+    spans: list[list[tuple[int, int, int, int]]]  # of all entries of each run
+    left: np.ndarray  # float64[entries, leaves]: infinite if values are not finite, NaN if unmeasured
     right: np.ndarray
-    starts: np.ndarray
+    starts: np.ndarray  # the positions of the entries
     stops: np.ndarray
     numbering: InnerSteps
 

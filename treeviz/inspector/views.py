@@ -61,7 +61,6 @@ def whole_view(
     """Show the tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree as a series.
 
     Args:
-      found: The findings in the history.
       source: The tree to show; by default the main source.
       notes: For the headline: lost measurements, what the file lacks, which gradient is shown, and whether measuring
         changes bits.

@@ -206,13 +206,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
     """Return the columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
 
     A row with non-finite values has no norm and is `bad`, since the measured norm covers only finite values.
-
-    Args:
-      table: The table of a tree with the measured leaves, e.g. of the parameters.
-      numbers: The numbers of one step, as `numbers_of` returns them.
-
-    Raises:
-      ValueError: The number of leaves differs.
+    `numbers` are those of one step, as `numbers_of` returns them. ValueError if the number of leaves differs.
     """
     rows = table.measured
     columns: list[Column] = []

@@ -72,13 +72,9 @@ _DEEPEST = 3  # levels of the result; further below, Adam's moments have the str
 
 
 class ResultPart(NamedTuple):
-    """A part of the result.
+    """A part of the result."""
 
-    Attributes:
-      keys: The keys from the result to the part.
-    """
-
-    keys: tuple[Any, ...]
+    keys: tuple[Any, ...]  # the keys from the result to the part
     part: JitType
 
     @property
@@ -92,11 +88,7 @@ class ResultPart(NamedTuple):
 
 
 def given_state(result: JitType, out: Any) -> ResultPart:
-    """The part of the result at a key or a tuple of keys.
-
-    Raises:
-      ValueError: The result has no such part.
-    """
+    """The part of the result at a key or a tuple of keys."""
     place = ResultPart((), result)
     for key in out if isinstance(out, tuple) else (out,):
         children = {child.keys[-1]: child for child in place.children()}
@@ -182,15 +174,10 @@ def _keys(part: JitType) -> list[Any]:
 
 
 class TracedStep(NamedTuple):
-    """A traced step.
+    """A traced step."""
 
-    Attributes:
-      arguments: The types of its arguments, by name.
-      result: The types of its result.
-    """
-
-    arguments: dict[str, JitType]
-    result: JitType
+    arguments: dict[str, JitType]  # the types of its arguments, by name
+    result: JitType  # the types of its result
 
 
 # (step, args, kwargs) -> None for a step of another library
@@ -205,11 +192,7 @@ def traces(trace: Trace) -> Trace:
 
 
 def trace_step(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
-    """Trace a step or a function of arrays. For a bound method or a `functools.partial`, traces the function inside.
-
-    Raises:
-      TypeError: JAX cannot trace it, or an unknown library jitted it.
-    """
+    """Trace a step or a function of arrays. For a bound method or a `functools.partial`, traces the function inside."""
     inside, all_args, all_kwargs = called_inside(step, args, kwargs)
     if not hasattr(inside, "lower"):
         inside, all_args, all_kwargs = jax.jit(step), args, kwargs
@@ -250,11 +233,7 @@ def out_tree(traced: Any) -> Any:
 
 
 def _with_reads(arguments: dict[str, JitType], order: Sequence[str], jaxpr: Any) -> dict[str, JitType]:
-    """The types of arguments, with what a program reads; it reads none if leaves and inputs cannot be matched.
-
-    Args:
-      order: The names of the arguments in the order of the program's inputs.
-    """
+    """The types of arguments, with what a program reads: it has an input for each array of those named in `order`."""
     n_leaves = sum(leaf.aval is not None for name in order for leaf in arguments[name].leaves)
     inputs, read = iter(jaxpr.jaxpr.invars), _read(jaxpr.jaxpr)
     if n_leaves != len(jaxpr.jaxpr.invars):
@@ -283,11 +262,7 @@ def _read(jaxpr: Any) -> set[Any]:
 def trace_of_arrays(
     function: Callable, step: Callable, args: tuple, kwargs: Mapping[str, Any], is_array: Callable[[Any], bool]
 ) -> TracedStep:
-    """Trace a function with its array arguments; all other leaves are static.
-
-    Args:
-      function: The function that the step calls.
-    """
+    """Trace `function`, which the step calls, with its array arguments; all other leaves are static."""
     leaves, treedef = tree_util.tree_flatten((args, dict(kwargs)))
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     results: list[Any] = []

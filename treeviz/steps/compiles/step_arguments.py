@@ -44,19 +44,12 @@ _PARAMETER = re.compile(r"\b[a-z]\w*\[")
 
 
 class Buffers(NamedTuple):
-    """The use of the buffer of each argument leaf.
+    """The use of the buffer of each argument leaf."""
 
-    Attributes:
-      donated: Whether the leaf was donated.
-      read: Whether the program reads it; None if unknown.
-      reused: The path of the result that reuses its buffer; "" for none; None if unknown.
-      why_not: Why a leaf that was donated and read is not reused; else "".
-    """
-
-    donated: list[bool]
-    read: list[bool | None]
-    reused: list[str | None]
-    why_not: list[str]
+    donated: list[bool]  # whether the leaf was donated
+    read: list[bool | None]  # whether the program reads it; None if unknown
+    reused: list[str | None]  # the path of the result that reuses its buffer; "" for none; None if unknown
+    why_not: list[str]  # why a leaf that was donated and read is not reused; else ""
 
 
 def read_buffers(
@@ -65,11 +58,7 @@ def read_buffers(
     kwargs: Mapping[str, Any],
     result_name: Callable[[str], str] = "result{}".format,
 ) -> tuple[Any, Buffers]:
-    """The treedef of the non-static arguments, and the buffers of their leaves. Compiles the step.
-
-    Args:
-      result_name: Returns the name of a result from its key path.
-    """
+    """The treedef of the non-static arguments, and the buffers of their leaves. Compiles the step."""
     traced: Any = step.trace(*args, **kwargs)  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # the view shows it by leaf
@@ -183,11 +172,7 @@ class Flattening(NamedTuple):
 
 
 def measure_flattening(table: TreeTable, nodes: Sequence[Any]) -> Flattening | None:
-    """Measure flattening of a tree; None if it cannot be flattened. Runs the flatten functions of its classes.
-
-    Args:
-      table, nodes: The walked tree.
-    """
+    """Measure flattening of a walked tree, by the flatten functions of its classes; None if it cannot be flattened."""
     if table.depth.max() >= _MOST_DEEP or any(facts.kind in ("error", "cycle") for facts in table.facts):
         return None
     leaves = tree_util.tree_leaves(nodes[0])

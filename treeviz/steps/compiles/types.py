@@ -75,11 +75,7 @@ class JitType(NamedTuple):
 
 
 def jit_type(tree: Any, static_numbers: bool = False) -> JitType:
-    """The type of a tree. Reads no array values and keeps no array alive.
-
-    Args:
-      static_numbers: Python numbers are static arguments too.
-    """
+    """The type of a tree. Reads no array values and keeps no array alive."""
     leaves, treedef = tree_util.tree_flatten(tree)
     return JitType(treedef, [leaf_type(leaf, static_numbers) for leaf in leaves])
 

@@ -48,28 +48,18 @@ if TYPE_CHECKING:
 
 
 class Argument(NamedTuple):
-    """An argument of a call.
+    """An argument of a call."""
 
-    Attributes:
-      passed: "by position" or "by keyword".
-      is_traced: Whether its Python numbers are known to be traced, so that their values do not matter.
-    """
-
-    passed: str
+    passed: str  # "by position" or "by keyword"
     type: JitType
-    is_traced: bool = False
+    is_traced: bool = False  # whether its Python numbers are known to be traced, so that their values do not matter
 
 
 class Call(NamedTuple):
-    """A call as `jax.jit` sees it. Keeps no array alive.
+    """A call as `jax.jit` sees it. Keeps no array alive."""
 
-    Attributes:
-      arguments: The arguments by name.
-      settings: JAX's options and abstract mesh in the calling thread.
-    """
-
-    arguments: dict[str, Argument]
-    settings: dict[str, Any]
+    arguments: dict[str, Argument]  # the arguments by name
+    settings: dict[str, Any]  # JAX's options and abstract mesh in the calling thread
 
 
 def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
@@ -101,19 +91,12 @@ def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 
 
 class CallDifference(NamedTuple):
-    """The differences between a call and an earlier one.
+    """The differences between a call and an earlier one."""
 
-    Attributes:
-      types: Structure, types, and positional or keyword passing.
-      values: Values of Python objects; only those of static arguments matter.
-      settings: JAX's options.
-      places: Placement of arrays.
-    """
-
-    types: Differences
-    values: Differences
-    settings: Differences
-    places: Differences
+    types: Differences  # structure, types, and positional or keyword passing
+    values: Differences  # values of Python objects; only those of static arguments matter
+    settings: Differences  # JAX's options
+    places: Differences  # placement of arrays
 
     @property
     def size(self) -> tuple[int, int]:
@@ -202,8 +185,7 @@ def events_since(n: int) -> list[tuple[str, float]]:
 def listener_problem() -> str:
     """Register the listener, once per process. It is global, and costs 1 µs per compilation.
 
-    Returns:
-      "", or why no events arrive: this release of JAX reports tracing in another way.
+    Returns why no events arrive, since this release of JAX reports tracing in another way; or "".
     """
     try:
         monitoring.register_event_duration_secs_listener(_on_event)

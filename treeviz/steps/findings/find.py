@@ -36,14 +36,7 @@ _FEW = 5  # steps of one event
 
 
 def check_kinds(kinds: str | Collection[str], where: str) -> frozenset[str]:
-    """The kinds of findings as a set; a string is one kind.
-
-    Args:
-      where: The name of the argument, for the error.
-
-    Raises:
-      ValueError: A kind is unknown.
-    """
+    """The kinds of findings as a set; a string is one kind. `where` is the name of the argument, for the error."""
     kinds = frozenset([kinds] if isinstance(kinds, str) else kinds)
     if not kinds <= CHECKS.keys():
         unknown = ", ".join(sorted(repr(kind) for kind in kinds if kind not in CHECKS))
@@ -145,11 +138,7 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
 
 
 def _joined_spikes(found: list[Finding], apart: Mapping[int, int]) -> list[Finding]:
-    """The findings, with one spike for each event: that of gradients, which says what else jumped with it.
-
-    Args:
-      apart: How far apart the positions of the steps of each finding are, by its `id`.
-    """
+    """The findings, with one spike for each event: that of gradients, which says what else jumped with it."""
     spikes = [item for item in found if item.kind == "spike"]
     spikes.sort(key=lambda item: (kind_of(item.source) != "grads", -item.times))
     mains: list[Finding] = []
@@ -186,11 +175,7 @@ class Alarm:
     Searches at once on a flush and when a source has its first NaN or infinity outside skipped steps. Otherwise the
     search uses at most 2 % of the time.
 
-    Attributes:
-      awaits: Returns whether the next read will complete a finding; the finding is not reported before.
-
     Args:
-      thresholds: The limits beyond which numbers become findings.
       on_finding: Called once with each finding, and again if it ends and recurs.
       raise_on: Kinds of findings that raise `StopTraining`.
     """
@@ -203,6 +188,7 @@ class Alarm:
         raise_on: Collection[str] = (),
     ) -> None:
         self._thresholds, self._on_finding, self._raise_on = thresholds, on_finding, frozenset(raise_on)
+        # Whether the next read will complete a finding, which is not reported before.
         self.awaits: Callable[[Finding], bool] = lambda finding: False
         self.begin()
 
@@ -219,14 +205,9 @@ class Alarm:
         self._search_again = 0.0
 
     def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool:
-        """Report new findings. Returns whether it searched and no finding is awaited.
+        """Report new findings, on a flush regardless of the time it takes; may raise `StopTraining`.
 
-        Args:
-          bad_sources: Sources with NaN or infinity in the steps that were read.
-          is_flush: Search regardless of the time it takes.
-
-        Raises:
-          StopTraining: A new finding is of a kind in `raise_on`.
+        Returns whether it searched and no finding is awaited. `bad_sources` have NaN or infinity in the new steps.
         """
         is_worse = not bad_sources <= self._bad_sources
         is_due = is_flush or is_worse or time.monotonic() >= self._search_again

@@ -41,17 +41,11 @@ LOSS_SCALE_ADVICE = (
 
 
 class SkippedSteps(NamedTuple):
-    """Steps with NaN or infinity that did not reach the parameters.
+    """Steps with NaN or infinity that did not reach the parameters."""
 
-    Attributes:
-      n_steps: Number of such steps. The total number of steps is not stored, since it would change the text each step.
-      text: The sentences after the one about the first of these steps.
-      is_meant: The loss is scaled by a number that the step computes or receives.
-    """
-
-    n_steps: int
-    text: str
-    is_meant: bool
+    n_steps: int  # the number of all steps is not stored, since it would change the text each step
+    text: str  # the sentences after the one about the first of these steps
+    is_meant: bool  # the loss is scaled by a number that the step computes or receives
 
 
 def skipped_steps(tree: Searched) -> SkippedSteps | None:
@@ -261,17 +255,12 @@ def _is_everywhere(tree: Searched, affected: np.ndarray) -> bool:
 
 
 class _Divergence(NamedTuple):
-    """What led to the first NaN; all empty if unknown.
+    """What led to the first NaN; all empty if unknown."""
 
-    Attributes:
-      before, after: The sentence about it, before or after the one about the NaN.
-      numbers: The `GROWN` number.
-    """
-
-    before: str = ""
+    before: str = ""  # the sentence about it, before or after the one about the NaN
     after: str = ""
     advice: str = ""
-    numbers: tuple[tuple[str, float], ...] = ()
+    numbers: tuple[tuple[str, float], ...] = ()  # the `GROWN` number
 
 
 def had_diverged(tree: Searched, first: int) -> _Divergence:
@@ -459,23 +448,15 @@ _SMALL = "Only small parameters are measured in each step; updates=True measures
 
 
 class _NonFinite(NamedTuple):
-    """The non-finite values of a tree.
+    """The non-finite values of a tree."""
 
-    Attributes:
-      entry: The first entry with some.
-      leaves: The leaves affected then.
-      n: Number of non-finite elements in them.
-      when: "at step 3".
-      n_steps: Number of affected steps.
-    """
-
-    entry: int
-    leaves: list[int]
-    n: int
-    when: str
+    entry: int  # the first entry with some
+    leaves: list[int]  # the leaves affected then
+    n: int  # number of non-finite elements in them
+    when: str  # "at step 3"
     first: int
     until: int
-    n_steps: int
+    n_steps: int  # number of affected steps
 
 
 def _first_nonfinite(tree: Searched) -> _NonFinite | None:

@@ -529,18 +529,12 @@ _STEADIER = 30.0  # the factor by which a norm at a bound varies less than befor
 
 
 class _NormPairs(NamedTuple):
-    """Norms of the same steps before and after a transformation of the gradients.
+    """Norms of the same steps before and after a transformation of the gradients."""
 
-    Attributes:
-      steps: int64[k]: their positions.
-      before, after: float64[k, leaves], without leaves that have no numbers.
-      largest: float64[k]: the largest magnitude after it; None if not measured.
-    """
-
-    steps: np.ndarray
-    before: np.ndarray
+    steps: np.ndarray  # int64[k]: their positions
+    before: np.ndarray  # float64[k, leaves], without leaves that have no numbers
     after: np.ndarray
-    largest: np.ndarray | None
+    largest: np.ndarray | None  # float64[k]: the largest magnitude after it; None if not measured
 
 
 def clipping(tree: Searched) -> Iterator[Finding]:

@@ -199,33 +199,21 @@ Key = tuple[str, int]  # the step function, and the number of its call
 
 
 class Inputs(NamedTuple):
-    """The arguments of a call of a step.
-
-    Attributes:
-      step: The function.
-      number: The number of the call.
-      args, kwargs: Copies of the arguments.
-    """
+    """Copies of the arguments of a call of a step."""
 
     step: Callable
-    number: int
+    number: int  # of the call
     args: tuple
     kwargs: dict[str, Any]
 
 
 class KeptInputs:
-    """Keeps the inputs of the newest steps; after a bad step, only the inputs of that step.
-
-    Attributes:
-      most: The number of calls whose inputs are kept.
-      bad: The inputs of the first step with NaN or Inf in gradients, loss or parameters; None until then.
-      origin: Where the NaN or Inf of that step comes from, once it was located.
-    """
+    """Keeps the inputs of the newest steps; after a bad step, only the inputs of that step."""
 
     def __init__(self, most: int) -> None:
-        self.bad: Inputs | None = None
-        self.origin: NanOrigin | None = None
-        self.most = most
+        self.bad: Inputs | None = None  # of the first step with NaN or Inf in gradients, loss or parameters
+        self.origin: NanOrigin | None = None  # where it comes from, once it was located
+        self.most = most  # calls whose inputs are kept
         self._kept: dict[Key, Inputs] = {}
         self._unread: set[Key] = set()
         self._lock = Lock()
@@ -240,11 +228,7 @@ class KeptInputs:
             return list(reversed(self._kept.values())) if self.bad is None else [self.bad]
 
     def follow(self, step: Watched, suffix: Callable[[], str], read: Callable[[], None]) -> None:
-        """Keep the inputs of a step from now on, until that raises; `read` as in `keep`.
-
-        Args:
-          suffix: The name of the step function in the keys of its calls.
-        """
+        """Keep the inputs of a step, in whose keys is the suffix, until that raises; `read` as in `keep`."""
 
         def keep_before_call(number: int, copies: Callable[[], tuple[tuple, dict]]) -> None:
             try:
@@ -261,9 +245,7 @@ class KeptInputs:
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
         """Keep the inputs of a step that is about to run, in place of the oldest that was read.
 
-        Args:
-          inputs: Makes the copies; is not called when there is a bad step already.
-          read: Called when there is no room: reads what was measured.
+        `inputs` makes the copies, unless there is a bad step already; `read`, if there is no room, reads measurements.
         """
         if self.bad is not None:
             return
@@ -299,17 +281,10 @@ class KeptInputs:
 def locate_nan_in_kept(
     kept: KeptInputs | None, step: int | None = None, *, max_equations: int = 1_000_000
 ) -> NanOrigin | None:
-    """Replay kept steps and return the origin of the first NaN or Inf; None if all values are finite.
+    """Replay kept steps and return the origin of the first NaN or Inf; see `GradientInspector.locate_nan`.
 
-    Args:
-      kept: The kept inputs; None if inputs are not kept.
-      step: The number of a step; NaN that reaches no result is reported too. By default the step known to be bad; if
-        there is none, the newest steps in turn, until one has finite inputs and a non-finite result.
-      max_equations: As in `locate_nan_in`.
-
-    Raises:
-      LookupError: No inputs are kept, or no longer those of that step.
-      CannotLocateNan: A step cannot be replayed.
+    NaN that reaches no result of `step` is reported too. Without a step or a known bad one, replays the newest steps in
+    turn, until one has finite inputs and a non-finite result.
     """
     if kept is None:
         raise LookupError(

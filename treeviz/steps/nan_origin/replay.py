@@ -256,17 +256,12 @@ _READ_AT_ONCE = 256  # equations whose checks are transferred together
 
 
 class Within(NamedTuple):
-    """The position of a jaxpr within the program.
-
-    Attributes:
-      outer, eqn: The position of the enclosing jaxpr, and its equation that holds this one; None for the program.
-      iterations: The iterations of the enclosing loops, the outermost first: ("scan", 7).
-    """
+    """The position of a jaxpr within the program."""
 
     jaxpr: Jaxpr
-    outer: Within | None = None
-    eqn: Any = None
-    iterations: tuple[tuple[str, int], ...] = ()
+    outer: Within | None = None  # the position of the enclosing jaxpr; None for the program
+    eqn: Any = None  # the equation there that holds this one
+    iterations: tuple[tuple[str, int], ...] = ()  # of the enclosing loops, the outermost first: ("scan", 7)
 
     def inside(self, eqn: Any, jaxpr: Jaxpr, step: int | None = None) -> Within:
         iteration = () if step is None else ((eqn.primitive.name, step),)
@@ -284,17 +279,11 @@ class Site(NamedTuple):
 
 @dataclass(eq=False)
 class Taint:
-    """The kinds of non-finite elements in a value, and their origin. Holds no array.
+    """The kinds of non-finite elements in a value, and their origin. Holds no array."""
 
-    Attributes:
-      bits: `NAN`, `POSINF` and `NEGINF`, combined.
-      origin: The site that produced them; None if the value is finite, or infinite because of a constant.
-      became: The site at which an infinity turned into NaN.
-    """
-
-    bits: int = 0
-    origin: Site | None = None
-    became: Site | None = None
+    bits: int = 0  # `NAN`, `POSINF` and `NEGINF`, combined
+    origin: Site | None = None  # what produced them; None if the value is finite, or infinite because of a constant
+    became: Site | None = None  # where an infinity turned into NaN
 
 
 _FINITE = Taint()
@@ -307,18 +296,12 @@ class Value(NamedTuple):
 
 @dataclass
 class Checks:
-    """Checks values, and finds the origins of non-finite ones.
+    """Checks values, and finds the origins of non-finite ones."""
 
-    Attributes:
-      first_nan: The first value with a NaN that does not come from a constant, even if no result depends on it.
-      began: Every site with finite operands and a non-finite result.
-      constant_nans: The orders of the sites whose NaN comes from a constant operand.
-      waiting: Checks whose results are still on the devices: the bits, and the arguments of `judge` beside them.
-    """
-
-    first_nan: Taint | None = None
-    began: list[Site] = field(default_factory=list)
-    constant_nans: set[int] = field(default_factory=set)
+    first_nan: Taint | None = None  # the first value with one that does not come from a constant, even if it is unused
+    began: list[Site] = field(default_factory=list)  # every site with finite operands and a non-finite result
+    constant_nans: set[int] = field(default_factory=set)  # the orders of sites whose NaN comes from a constant operand
+    # Checks whose results are still on the devices: the bits, and the arguments of `judge` beside them.
     waiting: list[tuple[jax.Array, Taint, list[Taint], Site | None]] = field(default_factory=list)
 
     def add(self, x: Any, operands: list[Taint], site: Site | None) -> Taint:
@@ -386,25 +369,16 @@ class _Arrived(Exception):
 
 @dataclass
 class Replay:
-    """One run of a program.
+    """One run of a program."""
 
-    Attributes:
-      max_equations: The largest number of equations and loop steps.
-      stop_at: The order of the site to stop at; -1 to run to the end.
-      on_arrival: Called at that site with (operands, results, device); inside a `shard_map`, those of one device.
-      checks: The taints, and the sites where they began.
-      n: The number of equations and loop steps so far.
-      devices: The devices of the `shard_map` whose body is being run.
-      compiled: Operations compiled for those devices, reused for identical equations and by another run.
-    """
-
-    max_equations: int
-    stop_at: int = -1
+    max_equations: int  # and loop steps, at the most
+    stop_at: int = -1  # the order of the site to stop at; -1 to run to the end
+    # Called at that site with (operands, results, device); inside a `shard_map`, those of one device.
     on_arrival: Callable[[Sequence[Any], Sequence[Any], Device], None] | None = None
     checks: Checks = field(default_factory=Checks)
-    n: int = 0
-    devices: Devices | None = None
-    compiled: dict[Any, Callable] = field(default_factory=dict)
+    n: int = 0  # equations and loop steps so far
+    devices: Devices | None = None  # of the `shard_map` whose body is being run
+    compiled: dict[Any, Callable] = field(default_factory=dict)  # operations for these, reused by another run
 
     def run(self, program: ClosedJaxpr, operands: Sequence[Value]) -> list[Taint]:
         """The taints of the program's results; empty if it stopped at `stop_at`."""

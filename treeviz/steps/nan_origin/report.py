@@ -379,11 +379,7 @@ def operation_origin(
     device: tuple[tuple[str, int], ...] = (),
     names: Sequence[str] = (),
 ) -> NanOrigin:
-    """Report an operation; without ranges if inputs and outputs are empty.
-
-    Args:
-      names: Names of the program's arguments.
-    """
+    """Report an operation, without ranges if there are no inputs and outputs; `names` are those of the arguments."""
     assert site.within is not None
     name = site.eqn.primitive.name
     place, called_from = place_of(site)

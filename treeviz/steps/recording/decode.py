@@ -23,19 +23,12 @@ Numbers = dict[str, dict[str, np.ndarray]]
 
 
 class Arrived(NamedTuple):
-    """A measurement that a step returned.
+    """A measurement that a step returned."""
 
-    Attributes:
-      measurement: The measurement; its arrays may still be computing.
-      step: The number of the step.
-      watches: The attributions of the sources, by name, if the step is watched.
-      suffix: Appended to the names of the sources, to distinguish several steps.
-    """
-
-    measurement: Measurement
+    measurement: Measurement  # its arrays may still be computing
     step: int
-    watches: Mapping[str, Attribution] = MappingProxyType({})
-    suffix: str = ""
+    watches: Mapping[str, Attribution] = MappingProxyType({})  # by the names of the sources, if the step is watched
+    suffix: str = ""  # appended to the names of the sources, to distinguish several steps
 
     @property
     def arrays(self) -> tuple[Any, ...]:
@@ -57,22 +50,14 @@ def is_ready(array: Any) -> bool:
 
 
 class ReadSteps(NamedTuple):
-    """Steps that were read together.
+    """Steps that were read together."""
 
-    Attributes:
-      steps: Their numbers. A step is a call; the inner steps of a loop share its number.
-      inner: The number of each inner step, from 0; -1 for what is measured once in a call.
-      suffix: Their suffix; see `Arrived`.
-      sources: The measured trees.
-      numbers: By source and statistic; the first axis is the step.
-      losses: Those that steps returned: the step, the values by name, and the number of inner steps of the call.
-    """
-
-    steps: Sequence[int]
-    inner: Sequence[int]
-    suffix: str
+    steps: Sequence[int]  # a step is a call; the inner steps of a loop share its number
+    inner: Sequence[int]  # the number of each inner step, from 0; -1 for what is measured once in a call
+    suffix: str  # see `Arrived`
     sources: Sequence[MeasuredTree]
-    numbers: Numbers
+    numbers: Numbers  # by source and statistic; the first axis is the step
+    # That steps returned: the step, the values by name, and the number of inner steps of the call.
     losses: Sequence[tuple[int, dict[str, np.ndarray], int]] = ()
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
@@ -224,11 +209,7 @@ def _order_of_parts(array: Any) -> list[int]:
 
 
 def recordable(measured: Any) -> list[Measurement]:
-    """Return a measurement, or copies of those in a tree, such as an optimizer state that the next step may donate.
-
-    Raises:
-      ValueError: There is no measurement.
-    """
+    """Return a measurement, or copies of those in a tree, such as an optimizer state that the next step may donate."""
     if isinstance(measured, Measurement):
         return [measured]
     measurements = find_measurements(measured)

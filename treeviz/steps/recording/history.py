@@ -305,17 +305,11 @@ CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # by code; 0 is a finite nu
 
 
 class Batch(NamedTuple):
-    """The examples in a step's batch.
+    """The examples in a step's batch."""
 
-    Attributes:
-      ids: int64[n], the first 4,096 ids; or a text.
-      n: The number of ids before the limit; 0 for a text.
-      weight: The first scalar of its step. When memory is short, the neighbour with the larger weight is kept.
-    """
-
-    ids: np.ndarray | str
-    n: int
-    weight: float
+    ids: np.ndarray | str  # int64[n], the first 4,096 ids; or a text
+    n: int  # the number of ids before the limit; 0 for a text
+    weight: float  # the first scalar of its step. When memory is short, the neighbour with the larger weight is kept.
 
     @property
     def n_bytes(self) -> int:
@@ -323,16 +317,12 @@ class Batch(NamedTuple):
 
 
 class ScalarRow(NamedTuple):
-    """Scalars of the steps up to `step`: an array [n] holds the values of the last n steps, or of its inner steps.
-
-    Attributes:
-      n_inner: The number of inner steps of this step; 1 without a loop.
-    """
+    """Scalars of the steps up to `step`: an array [n] holds the values of the last n steps, or of its inner steps."""
 
     step: int
     values: Mapping[str, np.ndarray]
     batch: Batch | None
-    n_inner: int = 1
+    n_inner: int = 1  # the number of inner steps of this step; 1 without a loop
 
     def steps_of(self, n: int) -> np.ndarray:
         """int64[2, n]: the steps and inner steps of an array [n], as `with_inner` returns them."""
@@ -754,11 +744,7 @@ def main_source(history: History) -> str:
 
 
 def source_named(history: History, name: str | None) -> str:
-    """Return the source with a name, by default the main source.
-
-    Raises:
-      ValueError: There is none.
-    """
+    """Return the source with a name, by default the main source."""
     if name is not None and name not in history.sources:
         raise ValueError(f"there is no tree {name!r} in this run; there are {', '.join(map(repr, history.sources))}.")
     return main_source(history) if name is None else name
@@ -780,11 +766,7 @@ class Sections:
         self._unchanged: Sequence[MeasuredTree] | None = None
 
     def place(self, steps: ReadSteps, history: History) -> ReadSteps:
-        """Return the steps, with the names that the trees have in the history.
-
-        Raises:
-          ValueError: A tree has changed too often.
-        """
+        """Return the steps, with the names of trees in the history. ValueError if a tree has changed too often."""
         known = ((source, *self._newest.get(source.name, ("unknown", source))) for source in steps.sources)
         if steps.sources is self._unchanged or all(
             not section and source.paths is last.paths and source.shapes is last.shapes

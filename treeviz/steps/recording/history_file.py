@@ -160,10 +160,7 @@ _MOST_PACKED = 100  # the largest compression ratio; zeros alone reach 1,000
 
 
 def save(history: History, path: str | os.PathLike) -> None:
-    """Write a history to one file, atomically.
-
-    Clears this file's journal, since the file contains its records.
-    """
+    """Write a history to one file, atomically, and clear this file's journal, since the file contains its records."""
     path = Path(path)
     write(history, path)
     if history.journal is not None:
@@ -239,12 +236,7 @@ class _NewArchive(zipfile.ZipFile):
 
 
 def load(path: str | os.PathLike) -> History:
-    """Read a history that `save` or `keep` wrote.
-
-    Raises:
-      OSError: The file does not exist or cannot be opened.
-      ValueError: The file is not a history, is damaged, or has another version of the format.
-    """
+    """Read a history that `save` or `keep` wrote. ValueError if it is none, is damaged, or has another version."""
     path = Path(path)
     with open(path, "rb") as file:
         try:
@@ -387,16 +379,10 @@ _logger = logging.getLogger("treeviz")
 
 
 def keep(history: History, path: str | os.PathLike, *, clock: Callable[[], float] = time.monotonic) -> Path:
-    """Write the history to a file, and from now on every appended step, so that a crash loses none.
+    """Write the history to a file, and from now on every appended step; see `GradientInspector.keep`.
 
     The file is `path` together with `path.journal`, which is merged into it when it grows, and by
     `save(history, path)`. `load(path)` reads both.
-
-    Returns:
-      The path of the file: a new one ("run-2.treeviz") if `path` is a file that this history does not continue.
-
-    Raises:
-      OSError: The file cannot be written.
     """
     journal = Journal(history, path, clock=clock)
     if history.journal is not None:
@@ -410,19 +396,10 @@ class Journal:
 
     If the disk is full or the file is gone, one warning is logged, and the whole history is rewritten later, so that
     only a crash in between loses steps.
-
-    Attributes:
-      path: The file of the history.
-      trouble: Why the file lacks steps; empty if it has all.
-
-    Args:
-      clock: In seconds.
     """
 
-    def __init__(
-        self, history: History, path: str | os.PathLike, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.trouble = ""
+    def __init__(self, history: History, path: str | os.PathLike, *, clock: Callable[[], float]) -> None:
+        self.trouble = ""  # why the file lacks steps; empty if it has all
         self._clock, self._process = clock, os.getpid()
         self._file: FileIO | None = None
         self._has_warned = False

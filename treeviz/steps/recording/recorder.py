@@ -123,15 +123,10 @@ MOST_WAITING_SCALARS = 4096  # if more wait, the oldest are dropped
 
 
 class ArrivedScalars(NamedTuple):
-    """Scalars that the user recorded, which may still be computing.
+    """Scalars that the user recorded, which may still be computing."""
 
-    Attributes:
-      step: The number of the step.
-      call: The measurement of this call, whose inner steps an array may be of; or None.
-    """
-
-    step: int
-    call: Arrived | None
+    step: int  # the number of the step
+    call: Arrived | None  # the measurement of this call, whose inner steps an array may be of; or None
     values: Mapping[str, Any]
     batch: Any
 
@@ -206,16 +201,6 @@ class Listener(Protocol):
         ...
 
 
-class Alarm(Protocol):
-    """Searches new numbers for findings, and may stop the run; see `treeviz.steps.findings.find`."""
-
-    def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool: ...
-
-    def postpone(self) -> None: ...
-
-    def begin(self) -> None: ...
-
-
 # A background thread
 
 
@@ -275,19 +260,12 @@ class Ticker:
 
 
 class Batch(NamedTuple):
-    """Measurements that were read together. After an interrupt, the next read continues with the rest of them.
+    """Measurements that were read together. After an interrupt, the next read continues with the rest of them."""
 
-    Attributes:
-      arrived: The measurements, the oldest of the waiting ones.
-      read: Their numbers.
-      n_before: The number of steps in the history before them.
-      n_dropped: The number of lost measurements, including those of this batch.
-    """
-
-    arrived: list[Arrived]
-    read: list[ReadSteps]
-    n_before: int
-    n_dropped: int
+    arrived: list[Arrived]  # the measurements, the oldest of the waiting ones
+    read: list[ReadSteps]  # their numbers
+    n_before: int  # the number of steps in the history before them
+    n_dropped: int  # the number of lost measurements, including those of this batch
 
     def put_into(self, history: History, sections: Sections, max_bytes: int) -> Iterator[tuple[int, ValueError]]:
         """Add the missing steps, and update the names in `read`. Yields the number of failed steps and the reason."""
@@ -334,7 +312,7 @@ class Recorder:
       max_bytes: The memory limit of the history.
       members: As for `treeviz.steps.recording.decode.read`.
       on_call: Called for each call that was read, with its (suffix, number), and whether it has non-finite values.
-      alarm: Called last after each read, since it may raise.
+      alarm: A `treeviz.steps.findings.find.Alarm`, or None. Called last after each read, since it may raise.
       at_once: The most waiting measurements if each is read as soon as it is ready, see `Pace`; 0: read in batches.
       most_late: `take` waits for the device while more measurements than this are unread; None: it never waits.
     """
@@ -345,7 +323,7 @@ class Recorder:
         *,
         members: str = "joined",
         on_call: Callable[[tuple[str, int], bool], None] | None = None,
-        alarm: Alarm | None = None,
+        alarm: Any = None,
         at_once: int = 0,
         most_late: int | None = None,
     ) -> None:
@@ -433,13 +411,7 @@ class Recorder:
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
         """Enqueue scalars, without waiting for them. They are read together with measurements, or when many wait.
 
-        Args:
-          step: The number of the step.
-          is_call: It is the newest call, whose inner steps an array may be of.
-
-        Raises:
-          TypeError: A value is not a number, or is a tracer; or a batch is neither integers nor text.
-          ValueError: A value has more than one axis, or there are too many names.
+        `is_call`: the step is the newest call, whose inner steps an array may be of. Raises as `record_scalars` does.
         """
         self._scalar_names |= values.keys()
         if len(self._scalar_names) > MOST_NAMES:
@@ -576,11 +548,7 @@ class Recorder:
         return bool(rows)
 
     def keep(self, path: Path) -> Path:
-        """Write each new step to a file, at most a second after it is ready. Returns the file's path.
-
-        Raises:
-          OSError: The file cannot be written.
-        """
+        """Write each new step to a file, at most a second after it is ready. Returns the file's path."""
         with self._reading:
             self._path, path = path, keep(self.history, path)
         if self._ticker is None:
@@ -626,9 +594,8 @@ class Recorder:
 
 
 def close_at_exit(reference: weakref.ref[Any]) -> None:
-    recorder = reference()
-    if recorder is not None:
-        recorder.close()
+    if (still_alive := reference()) is not None:
+        still_alive.close()
 
 
 _alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
