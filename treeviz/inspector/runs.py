@@ -312,9 +312,10 @@ class Runs:
 
 def _definition(step: Any) -> tuple[tuple, Any]:
     """The module and the name of a step's function, and its code, which a rerun cell creates anew."""
-    function = step
-    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
-        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    function, inner = step, step
+    while inner is not None:
+        function = inner
+        inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__wrapped__", None)
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", "")
     line = code.co_firstlineno if code is not None and "<lambda>" in name else None
