@@ -206,8 +206,8 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     high: np.ndarray = tree.history.values(tree.name, "nonfinite").high
     n, leaves, total = bad.n, np.array(bad.leaves), len(tree.paths)
     leaf = int(leaves[np.argmax(tree.positions[leaves])])
-    affected = np.flatnonzero((high > 0).any(axis=0)).tolist()
-    affected.sort(key=lambda i: (i not in bad.leaves, -tree.positions[i]))
+    at_first, affected = {*bad.leaves}, np.flatnonzero((high > 0).any(axis=0)).tolist()
+    affected.sort(key=lambda i: (i not in at_first, -tree.positions[i]))
     if _is_everywhere(tree, leaves):
         sentence = f"{len(leaves)} of {total} {tree.nouns} of {tree.name} were NaN or infinite {bad.when}."
         reason = (
