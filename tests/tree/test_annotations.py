@@ -91,3 +91,15 @@ def test_what_does_not_fit_an_annotation_is_found(tree, sentences):
 def test_a_stack_has_names_for_the_axes_of_one_of_its_objects():
     stack = Batch(np.ones((9, 2, 3), np.float32), np.ones((9, 2, 3), int))
     assert tv.render(stack).table[1].facts.axes == ("", "batch", "seq")
+
+
+def test_a_difference_and_a_mismatch_name_the_axis():
+    batch, other = (Batch(np.ones((2, n), np.float32), np.ones((2, 3), int)) for n in (3, 4))
+    (difference,) = tv.diff(batch, other).differences
+    assert str(difference) == ".x: shape: (batch 2, seq 3) → (batch 2, seq 4)"
+    specs = Batch(*[jax.sharding.PartitionSpec(None, "x")] * 2)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+    found = tv.overlay(specs, batch, use="shardings", mesh=mesh).differences
+    assert "axis 1 (seq) has 3, not divisible by 2 of 'x'" in str(found[0])
+    rows = tv.overlay({"x": 1, "y": 0}, {"x": batch, "y": np.ones(4)}, use="in_axes").differences
+    assert "axis 0 has 4" in str(rows[0])

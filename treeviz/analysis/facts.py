@@ -100,11 +100,19 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
     return (Column(INSERTION, "insertion order", places, format="count", help="The place in its dict"),)
 
 
-def shape_text(shape: tuple[int, ...] | None) -> str:
-    """ "(3,)", "(3, 4)", "()"; "" for None."""
+def shape_text(shape: tuple[int, ...] | None, axes: tuple[str, ...] = ()) -> str:
+    """ "(3,)", "(3, 4)", "()", "(batch 3, 4)"; "" for None."""
     if shape is None:
         return ""
+    if axes:
+        return f"({', '.join(f'{name} {size}'.strip() for name, size in zip(axes, shape, strict=True))})"
     return f"({shape[0]},)" if len(shape) == 1 else f"({', '.join(map(str, shape))})"
+
+
+def axis_text(axis: int, facts: Facts) -> str:
+    """ "axis 1", or "axis 1 (seq)" if the axes of the array have names."""
+    name = facts.axes[axis] if facts.axes else ""
+    return f"axis {axis} ({name})" if name else f"axis {axis}"
 
 
 def common_mesh(table: TreeTable) -> str:

@@ -188,6 +188,7 @@ class LeafCodes:
                 leaf_facts.elements,
                 leaf_facts.bytes,
                 leaf_facts.shape,
+                leaf_facts.axes,
                 leaf_facts.dtype,
                 leaf_facts.weak,
                 leaf_facts.sharding,
@@ -212,7 +213,7 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
         if left.shape != right.shape:
             is_reversed = left.shape == right.shape[::-1]  # type: ignore[index]
             hint = REVERSED if is_reversed else _moved_axis(left.shape, right.shape)  # type: ignore[arg-type]
-            found.append(("shape", shape_text(left.shape), shape_text(right.shape), hint))
+            found.append(("shape", *(shape_text(facts.shape, facts.axes) for facts in (left, right)), hint))
         if left.dtype != right.dtype:
             found.append(("dtype", left.dtype, right.dtype, ""))
         if left.weak != right.weak:

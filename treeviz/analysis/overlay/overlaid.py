@@ -25,7 +25,7 @@ from treeviz.analysis.compare.aligned import (
 )
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.map_mismatch import Path, path_text
-from treeviz.analysis.facts import shape_text
+from treeviz.analysis.facts import axis_text, shape_text
 from treeviz.tree.facts import INHERITED, MASKED, Column, Facts, Note, is_refused
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.table import TreeTable, children_of
@@ -510,7 +510,7 @@ def _odd_sizes(table: TreeTable, pairs: Pairs, sizes: np.ndarray) -> tuple[list[
     finding_of_pair: list[Finding | None] = [None] * len(pairs.distinct)
     for i in mapped[sizes[mapped] != most].tolist():
         pair = int(pairs.codes[i])
-        finding_of_pair[pair] = "size", f"axis {pairs.distinct[pair][0]} has {int(sizes[i]):,}", "", hint
+        finding_of_pair[pair] = "size", f"{axis_text(*pairs.distinct[pair])} has {int(sizes[i]):,}", "", hint
     findings = pairs.findings(table, finding_of_pair)
     return findings, (f"sizes {', '.join(f'{size:,} ({n:,})' for size, n in counts.most_common(4))}",)
 
@@ -678,10 +678,12 @@ class Shardings(Use):
         if len(parts) > len(shape):
             leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
             return _Planned(("axis", text, leaf, f"it has {counted(len(shape), 'axis', 'axes')}"), mesh=sizes)
-        return _split(shape, parts, text, sizes)
+        return _split(shape, parts, text, sizes, facts)
 
 
-def _split(shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Mapping[str, int] | None) -> _Planned:
+def _split(
+    shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Mapping[str, int] | None, facts: Facts
+) -> _Planned:
     """Split each array axis over its mesh axes, if they exist, are not used twice, and divide it."""
     shard, used = list(shape), []
     for axis, part in enumerate(parts):
@@ -698,7 +700,7 @@ def _split(shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Map
             return _Planned(mesh=sizes)  # a symbolic size
         if shape[axis] % n:
             over = " × ".join(map(value_text, names))
-            finding = "size", f"axis {axis} has {shape[axis]:,}", "", f"not divisible by {n} of {over}"
+            finding = "size", f"{axis_text(axis, facts)} has {shape[axis]:,}", "", f"not divisible by {n} of {over}"
             return _Planned(finding, mesh=sizes)
         shard[axis] //= n
     if sizes is None or Spec.UNCONSTRAINED in parts:
