@@ -100,6 +100,6 @@ def test_a_difference_and_a_mismatch_name_the_axis():
     specs = Batch(*[jax.sharding.PartitionSpec(None, "x")] * 2)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
     found = tv.overlay(specs, batch, use="shardings", mesh=mesh).differences
-    assert "axis 1 (seq) has 3, not divisible by 2 of 'x'" in str(found[0])
+    assert str(found[0]) == ".x: size: axis 1 (seq) has 3 (not divisible by 2 of 'x')"
     rows = tv.overlay({"x": 1, "y": 0}, {"x": batch, "y": np.ones(4)}, use="in_axes").differences
     assert "axis 0 has 4" in str(rows[0])
