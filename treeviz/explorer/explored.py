@@ -17,14 +17,13 @@ from treeviz.analysis.details.sections import (
     Part,
     Section,
     Window,
+    buttons,
     detail_parts,
     has_values,
     plain_array,
-    referrers_button,
     referrers_section,
     statistics,
     text,
-    treescope_button,
     window,
 )
 from treeviz.analysis.facts import bytes_by_device
@@ -345,7 +344,7 @@ class Explored:
         budget = Budget(is_cancelled)
         # A list, tuple or dict needs no search: its only detail is its referrers.
         if operation == "detail" and KINDS[kind].is_self_evident:
-            return {"sections": [*_device_section(self.view.table, row), *referrers_button(kind)]}, []
+            return {"sections": [*_device_section(self.view.table, row), *buttons(kind)]}, []
         try:
             (node,) = self._weak_tree.nodes([row])
         except ReferenceError as error:
@@ -357,7 +356,7 @@ class Explored:
                 parts = chain(
                     [lambda: _device_section(self.view.table, row), lambda: window_section(node)],
                     detail_parts(node, kind, budget, stats=not has_stats),
-                    [lambda: treescope_button(kind), lambda: referrers_button(kind)],
+                    [lambda: buttons(kind)],
                 )
             case "slice":
                 parts = [lambda: window_section(node, numbers[1:3], numbers[3:])]

@@ -109,11 +109,9 @@ def register_as_default() -> None:
     Raises:
       RuntimeError: This process is neither IPython nor a notebook of marimo.
     """
-    shell = ipython_shell()
+    shell = _shell("register_as_default")
     if shell is not None:
         load_ipython_extension(shell)
-    elif not is_marimo():
-        raise _no_notebook("register_as_default")
     elif not _in_marimo:
         _in_marimo.append(MarimoDisplay(lambda tree, name: render(tree, name=name)))
 
@@ -127,16 +125,17 @@ def unregister() -> None:
     Raises:
       RuntimeError: This process is neither IPython nor a notebook of marimo.
     """
-    shell = ipython_shell()
+    shell = _shell("unregister")
     if shell is not None:
         unload_ipython_extension(shell)
-    elif not is_marimo():
-        raise _no_notebook("unregister")
     elif _in_marimo:
         _in_marimo.pop().remove()
 
 
-def _no_notebook(function: str) -> RuntimeError:
-    return RuntimeError(
-        f"{function}: there is no IPython here, and no marimo. In a script, treeviz.render(tree).show() opens a page."
-    )
+def _shell(function: str) -> Any:
+    """The shell of IPython; None in marimo."""
+    shell = ipython_shell()
+    if shell is None and not is_marimo():
+        nowhere = "there is no IPython here, and no marimo"
+        raise RuntimeError(f"{function}: {nowhere}. In a script, treeviz.render(tree).show() opens a page.")
+    return shell

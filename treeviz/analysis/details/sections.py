@@ -434,9 +434,9 @@ def _referrers(nodes: list[Any]) -> list[Any]:
 
 def _is_our_code(holder: Any) -> bool:
     """Whether it is a frame or function of treeviz, which runs this search."""
-    if isinstance(holder, types.FrameType):
-        return _is_ours(holder.f_globals.get("__name__"))
-    return isinstance(holder, types.FunctionType) and _is_ours(holder.__globals__.get("__name__"))
+    is_function = isinstance(holder, types.FunctionType)
+    scope = holder.__globals__ if is_function else holder.f_globals if isinstance(holder, types.FrameType) else {}
+    return _is_ours(scope.get("__name__"))
 
 
 def _is_ours(module: Any) -> bool:
@@ -549,16 +549,11 @@ def plain_array(node: Any) -> Any:
     return np.ndarray.view(node, np.ndarray) if has_base(type(node), np.ndarray) else node
 
 
-def referrers_button(kind: str) -> list[Section]:
-    """A button for the search of referrers, which is too slow to run without a click."""
-    if not KINDS[kind].has_owner:
-        return []
-    return [{"kind": "button", "label": "what keeps this in memory?", "operation": "referrers"}]
-
-
-def treescope_button(kind: str) -> list[Section]:
-    """A button for treescope's view of an opaque leaf, which runs code of its classes."""
-    return [{"kind": "button", "label": "show with treescope", "operation": "treescope"}] if kind == "opaque" else []
+def buttons(kind: str) -> list[Section]:
+    """Buttons for treescope's view of an opaque leaf, and for the search of referrers, which takes long."""
+    treescope = {"kind": "button", "label": "show with treescope", "operation": "treescope"}
+    referrers = {"kind": "button", "label": "what keeps this in memory?", "operation": "referrers"}
+    return [treescope] * (kind == "opaque") + [referrers] * KINDS[kind].has_owner
 
 
 def detail_parts(node: Any, kind: str, budget: Budget, *, stats: bool = True) -> Iterator[Part]:
