@@ -205,3 +205,15 @@ def test_the_compilations_of_a_jitted_method_are_watched_and_foretold():
     update(state, jnp.ones(2))
     update(state, jnp.ones(3))
     assert [str(each) for compiled in update.compiles for each in compiled.differences] == ["x: shape: (2,) → (3,)"]
+
+
+def test_an_item_of_an_enumeration_shows_its_name():
+    class Results(eqx.Enumeration):
+        successful = ""
+        diverged = "the solver diverged"
+
+    batch = jax.tree.map(lambda x: np.array([0, 1], x.dtype), Results.successful)
+    on_device = jax.tree.map(jnp.asarray, Results.diverged)
+    table = walk_and_compare([Results.successful, on_device, batch, jax.eval_shape(lambda: Results.diverged)])
+    assert outline(table)[1] == "  [0] numpy Results"
+    assert [row.facts.text for row in table.leaves] == ["successful", "diverged", "", ""]
