@@ -262,14 +262,6 @@ def test_auxiliary_data_of_a_named_tuple_registered_by_hand_is_shown():
     assert labels(node) == [".packed = [<flat index 0>]"]
 
 
-def test_the_optimizer_state_of_jax_says_whose_parameters_it_holds():
-    from jax.example_libraries import optimizers
-
-    state = optimizers.adam(1e-3)[0]({"bias": np.ones(2), "kernel": np.ones(3)})
-    assert static(state)["tree_def"] == "PyTreeDef({'bias': *, 'kernel': *})"
-    assert labels(state) == [".packed_state = [<flat index 0>]"]
-
-
 @pytest.mark.parametrize(
     ("make", "attributes"),
     [
