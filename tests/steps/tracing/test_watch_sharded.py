@@ -346,14 +346,14 @@ def test_parameters_and_updates_are_those_of_the_whole_arrays(specs, mesh, seen)
     seen.check(changes, "updates")
 
 
-@pytest.mark.parametrize("loop", [False, True], ids=["once", "in a loop"])
+@pytest.mark.parametrize("loop", [False, True], ids=["in a call", "in a loop"])
 def test_in_a_shard_map_the_parameters_are_those_of_the_whole_step_or_are_left_out(loop, mesh, seen):
     def local(params, x, y):
         gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(params, x, y))
         return descend(params, gradients)
 
     def many(params, x, y):
-        return jax.lax.fori_loop(0, 3, lambda _, p: local(p, x, y), params) if loop else local(params, x, y)
+        return jax.lax.fori_loop(0, 3, lambda _, p: local(p, x, y), params) if loop else jax.jit(local)(params, x, y)
 
     step = jax.jit(shard_map(many, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), **unchecked))
     watched = watch(step, seen, updates=True)

@@ -112,14 +112,10 @@ def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
 
 
 class _Known(Domain[Known]):
-    """Knows the number that all elements of an array equal.
-
-    Attributes:
-      zeros: For each sown tree, the numbers of the values that are zero.
-    """
+    """Knows the number that all elements of an array equal."""
 
     def __init__(self) -> None:
-        self.zeros: dict[Sown, frozenset[int]] = {}
+        self.zeros: dict[Sown, frozenset[int]] = {}  # for each sown tree, the numbers of the values that are zero
 
     def unknown(self, atom: Any) -> Known:
         return None

@@ -6,6 +6,7 @@ move them; so the step runs unchanged, and then the new parameters are compared 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -357,8 +358,9 @@ class ParamSampling:
         self._params = params
         if self._in_first_call is not None:
             args, kwargs = self._in_first_call
-            with jax.ensure_compile_time_eval():  # these are the arguments, not what stands for them in the trace
-                self._before_first = _tried(lambda: self._before(params, args, kwargs))
+            # These are the arguments, not what stands for them in the trace.
+            with contextlib.suppress(Exception), jax.ensure_compile_time_eval():
+                self._before_first = self._before(params, args, kwargs)
 
     def around(self, program: Callable) -> Callable:
         """The instrumented step, with `sampled_params` in some of its measurements."""
@@ -370,7 +372,8 @@ class ParamSampling:
             self._next = next_sampled(call)
             params, before = self._params, None
             if params is not None:
-                before = _tried(lambda: self._before(params, args, kwargs))
+                with contextlib.suppress(Exception):  # a sample is no reason for a step to fail
+                    before = self._before(params, args, kwargs)
                 out, measurement = program(*args, **kwargs)
             else:  # it is traced meanwhile: only then is known which arguments are parameters
                 self._in_first_call = args, kwargs
@@ -381,7 +384,8 @@ class ParamSampling:
                 finally:
                     self._in_first_call = self._before_first = None
             if before is not None and params is not None and params is self._params:
-                measurement.sampled_params = _tried(lambda: self._measured(params, before, out))
+                with contextlib.suppress(Exception):
+                    measurement.sampled_params = self._measured(params, before, out)
                 if measurement.sampled_params is None and call < FIRST:  # the program is still being compiled
                     self._next = min(2 * call, self._next)
             return out, measurement
@@ -417,11 +421,3 @@ class ParamSampling:
     def _copy(self) -> None:
         """From now on: another function of the loop donates what the step does not."""
         self._donates = True
-
-
-def _tried(function: Callable[[], Any]) -> Any:
-    """What it returns; None if it raises: a sample is no reason for a step to fail."""
-    try:
-        return function()
-    except Exception:
-        return None

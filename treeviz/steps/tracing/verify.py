@@ -73,11 +73,8 @@ class Verification:
         if not self.differences:
             return f"The same bytes in all {self.n_leaves} leaves" + f" of {self.n_runs} runs" * (self.n_runs > 1) + "."
         run = f" in run {self.n_runs}" * (self.n_runs > 1)
-        lines = [
-            f"{len(self.differences)} of {self.n_leaves} leaves differ{run}:",
-            *[f"  {d}" for d in self.differences],
-        ]
-        return "\n".join([*lines, self.remedy])
+        headline = f"{len(self.differences)} of {self.n_leaves} leaves differ{run}:"
+        return "\n".join([headline, *[f"  {d}" for d in self.differences], self.remedy])
 
     @property
     def remedy(self) -> str:
