@@ -40,7 +40,7 @@ from treeviz.views.view import View
 
 _MOST = 48  # of a dimension: what a page says does not depend on it
 _LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
-_AS_TEXT = 5 / 4  # base 85
+_AS_TEXT = 16 / 13  # base 91
 _STATISTICS = ("min", "max", "mean", "std")
 
 

@@ -265,7 +265,7 @@ def zoom(person):
 def picture(person):
     with person.page.expect_download() as download:
         person.click(person.page.locator(".tools summary", has_text="Export"))
-        person.click(person.page.get_by_role("button", name="Save a picture", exact=True))
+        person.click(person.page.get_by_role("button", name="Picture (PNG)", exact=True))
     return download.value.suggested_filename == "params.png"
 
 

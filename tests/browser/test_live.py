@@ -329,7 +329,7 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     run.panel.send_updates()
     page = drawn(kernel)
     with page.expect_download() as download:
-        choose(page, "Export", "Save a picture")
+        choose(page, "Export", "Picture (PNG)")
     path = tmp_path / "picture.png"
     download.value.save_as(path)
     assert download.value.suggested_filename == "net.png"

@@ -10,9 +10,10 @@ import pytest
 from treeviz.tree.facts import KINDS
 from treeviz.views.html import bundle
 from treeviz.views.html.bundle import module_text, modules_in_order, script
-from treeviz.views.html.payload import FORMAT
+from treeviz.views.html.payload import _SIGNS, FORMAT
 
 ASSETS = Path(bundle.__file__).with_name("assets")
+HOUSE = Path(__file__).parents[3]
 
 
 def write(folder: Path, **modules: str) -> Path:
@@ -37,7 +38,7 @@ def test_modules_that_import_each_other_are_an_error_that_names_them(tmp_path):
 
 
 def test_every_module_and_stylesheet_is_in_a_bundle():
-    loaders = {f"load/{name}.js" for name in ("base85", "fallback", "page", "page_loader", "widget_loader")}
+    loaders = {f"load/{name}.js" for name in ("base91", "fallback", "page", "page_loader", "widget_loader")}
     modules = set(modules_in_order(bundle._WIDGET))
     assert modules | loaders == {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js")}
     folders = {Path(name).parent.as_posix() for name in modules}
@@ -63,8 +64,19 @@ def test_the_loader_of_a_page_has_the_number_of_its_format():
     assert f'Symbol.for("treeviz {FORMAT}")' in script("page_loader")
 
 
-def test_every_kind_of_row_has_a_glyph_of_its_own():
-    (glyphs,) = re.findall(r"const GLYPHS = {(.*?)};", (ASSETS / "tree/cells.js").read_text("utf-8"), re.DOTALL)
-    drawn = dict(re.findall(r'"?(\w[\w ]*)"?: "(.+?)"', glyphs))
-    assert drawn.keys() == KINDS.keys()
-    assert len(set(drawn.values())) == len(drawn)
+def test_every_kind_of_row_has_a_sign_of_its_own():
+    assert _SIGNS.keys() == KINDS.keys()
+    squares = {"module", "array", "numpy", "stored"}
+    assert {kind for kind, sign in _SIGNS.items() if not sign.split(" ")[0]} == squares
+    assert len({_SIGNS[kind] for kind in KINDS.keys() - squares}) == len(KINDS) - len(squares)
+
+
+def test_what_a_wheel_shortens_is_no_text_and_no_style():
+    (words,) = re.findall(r'OURS = """(.*?)"""', (HOUSE / ".hatch_build.py").read_text("utf-8"), re.DOTALL)
+    styles = "".join(path.read_text("utf-8") for path in ASSETS.rglob("*.css"))
+    scripts = "".join(path.read_text("utf-8") for path in ASSETS.rglob("*.js"))
+    sent = (HOUSE / "treeviz/views/html/payload.py").read_text("utf-8")
+    found = set(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", styles, flags=re.DOTALL))) | set(
+        re.findall(r"[\"'](\w+)[\"']", scripts + sent)
+    )
+    assert found.isdisjoint(words.split()) and len(words.split()) > 50

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from query_trees import TREES
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.tree.facts import KINDS, Column
+from treeviz.tree.facts import Column
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import number_text
 from treeviz.views.html.payload import pack
@@ -222,10 +221,3 @@ def test_the_same_table_gives_the_same_bytes():
         return pack(View(view.table, view.columns, depth=2, values={1: "<p>one</p>"}))
 
     assert packed() == packed()
-
-
-def test_every_kind_of_row_has_a_sign():
-    from treeviz.views.html.bundle import module_text
-
-    signs = module_text().partition("const GLYPHS = {")[2].partition("};")[0]
-    assert [kind for kind in KINDS if not re.search(rf'\b{kind}"?: ', signs)] == []

@@ -338,7 +338,17 @@ _FIELDS = (
     "static",
     "sharding",
     "inside",
+    "sign",
 )
+# What a page draws before a name, by kind, and how: without a character, it draws a square.
+_SIGNS = {
+    "dict": "{}", "list": "[]", "tuple": "()", "namedtuple": "(.)", "none": "∅", "node": "◇", "module": " module",
+    "static": "§", "closure": "λ warm", "array": "", "numpy": " dashed", "stored": " dashed", "scalar": "# green",
+    "string": "“” green", "shape only": "▢ violet", "tracer": "~ violet", "key": "⌘ green", "float0": "0",
+    "deleted": "✕ bad", "ref": "&", "hijax": "⬡", "function": "ƒ warm", "tensor": "▣", "variable": "◈ warm",
+    "opaque": "? warm", "placeholder": "* violet", "layer": "▪", "error": "! bad", "cycle": "↻ bad", "repeat": "=",
+    "same": "≡", "more": "…",
+}  # fmt: skip
 
 
 def pack(view: View) -> bytes:
@@ -354,7 +364,8 @@ def pack(view: View) -> bytes:
     further = [column for column in table.columns.values() if not _says_nothing(column)]
     columns = {column.name: column for column in (*view.columns, *further)}
     texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)
-    like = mirrors(table, lambda: values_of(view), lambda: [*wrong_rows(view), *nan_rows(view)])
+    outliers = wrong_rows(view), nan_rows(view)
+    like = mirrors(table, lambda: values_of(view), lambda: [*outliers[0], *outliers[1]])
     none = blanks(table, lambda: labeled_rows(view))
     notes = {row: bare.get(row) or notes for row, notes in table.notes.items()}
     notes |= {row: (like_note(table, row, other),) for row, other in like.items()}
@@ -369,6 +380,7 @@ def pack(view: View) -> bytes:
         "table": _columns(table, columns, buffers, shown),
         **_values(view.values or {}),
         **(_over_time(view, buffers) if view.series else {}),
+        **({"outliers": outliers} if any(outliers) else {}),
         **({"mirrors": [*like]} if like else {}),
         **({"blanks": buffers.add(none)} if len(none) else {}),
         **({"names": table.separator} if table.separator else {}),
@@ -494,6 +506,7 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     by_name: dict[str, Sequence[Any]] = dict(zip(Facts._fields, fields, strict=True))
     by_name["what"] = [_what(each) for each in facts]
     by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
+    by_name["sign"] = [_SIGNS.get(each.kind, "·") for each in facts]
     fields = (*_FIELDS, *(name for name in ("axes", "differs") if any(by_name[name])))
     by_name["differs"] = differing(facts).tolist()
     coded = {name: _coded(by_name[name], buffers) for name in fields}
@@ -508,11 +521,21 @@ def _what(facts: Facts) -> str | tuple[str, ...]:
 
 
 def _sharding(sharding: Sharding | None) -> tuple | None:
-    """Not the ids of the devices, which may be thousands, and no shard's shape where it is the array's."""
+    """What a search compares: the text, whether it is replicated; then the names and texts in the details of a row."""
     if sharding is None:
         return None
-    sent = sharding._replace(shard_shape=sharding.shard_shape if sharding.n_devices > 1 else ())
-    return sent[: Sharding._fields.index("platform")]
+    n, text = sharding.n_devices, sharding.text
+    says = [f"replicated ×{n}" if sharding.replicated else text]
+    says += ["not committed"] * (sharding.committed is False) + ["partly in other processes"] * (
+        not sharding.addressable
+    )
+    pairs = (
+        ("sharding", ", ".join(says)),
+        ("devices", "" if sharding.devices == text else sharding.devices or str(n)),
+        ("shard shape", str(sharding.shard_shape) if n > 1 else ""),
+        ("memory", sharding.memory),
+    )
+    return text, sharding.replicated, *(pair for pair in pairs if pair[1])
 
 
 def _like_the_next(table: TreeTable) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 // @ts-check
 // Unpacks the deflated front end and runs it as an inline script of the page. It uses neither the network nor a blob, so that
 // a content security policy can name it by its hash.
-import { bytesOf } from "./base85.js";
+import { bytesOf } from "./base91.js";
 
 // The front end, a script of its own, reads the data of its hosts with it. The number is FORMAT in tree.js.
 /** @type {any} */ (self)[Symbol.for("treeviz 7")] = bytesOf;

@@ -2,7 +2,7 @@
 // Loads the explorer for anywidget: unpacks its deflated text, PACKED, once for a page, however many widgets there are.
 // Unpacking goes on after this module is loaded, since anywidget 0.11 gives up on a module that takes two seconds: the widget
 // would receive no messages ever after.
-import { bytesOf } from "./base85.js";
+import { bytesOf } from "./base91.js";
 
 // @ts-ignore bundle.py puts PACKED before this text.
 const packed = PACKED;

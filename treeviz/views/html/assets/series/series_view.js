@@ -215,6 +215,9 @@ function addSeries(view) {
   view.on("read", (step) => seriesView.scalars.show(step));
   const printed = h("div", { class: "printed" });
   root.querySelector(".tools .gap")?.before(seriesView.controls.element);
+  // On a phone the menu that has all has the scale, too, as long as it is open.
+  const menu = /** @type {HTMLDetailsElement} */ (root.querySelector(".all"));
+  menu.addEventListener("toggle", () => (menu.open ? menu.lastElementChild : seriesView.controls.element)?.prepend(seriesView.controls.scale));
   root.querySelector(".body")?.before(printed);
   root.append(seriesView.controls.footer);
   addEventListener("beforeprint", () => printed.replaceChildren(...findingsList(seriesView, () => {})), { signal });

@@ -6,20 +6,8 @@ import { countText, wholeText } from "./numbers.js";
 
 /** @typedef {import("./tree.js").Tree} Tree */
 
-export const GLYPHS = {
-  dict: "{}", list: "[]", tuple: "()", namedtuple: "(.)", none: "∅", node: "◇", module: "◆", static: "§", closure: "λ",
-  array: "▦", numpy: "▤", stored: "▥", scalar: "#", string: "“”", "shape only": "▢", tracer: "~", key: "⌘", float0: "0", deleted: "✕",
-  ref: "&", hijax: "⬡", function: "ƒ", tensor: "▣", variable: "◈", opaque: "?", placeholder: "*", layer: "▪", error: "!", cycle: "↻", repeat: "=", same: "≡", more: "…",
-};
 // A badge shows the path of the other place up to this many keys.
 const MAX_PATH = 12;
-
-/** The style of a row: None and empty containers are dimmed, errors are highlighted. @param {Tree} tree @param {number} row @param {string} kind */
-export function styleOf(tree, row, kind) {
-  if (["error", "cycle", "deleted"].includes(kind)) return "trouble";
-  if (tree.of(row, "is_leaf")) return ["shape only", "tracer", "placeholder"].includes(kind) ? "abstract" : "leaf";
-  return tree.nChildren[row] ? "node" : "ghost";
-}
 
 /** The beginning of a name and its end, by which those of one prefix differ, or else all from where its neighbor differs: the cell cuts it. @param {string} label @param {string} other the label of the neighbor @param {number} room in characters */
 export function cutName(label, other, room) {

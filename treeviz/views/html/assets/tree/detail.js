@@ -33,7 +33,7 @@ export function detail(view, row) {
       ["value", of("text")],
       ["shape", shapeText(of("shape"))],
       ["dtype", of("dtype") + (of("weak") ? " (weakly typed)" : "")],
-      ...shardingPairs(of("sharding")),
+      ...(of("sharding")?.slice(2) ?? []),
       ...tree.columns.filter((column) => !column.isApart && saysMore(column, row)).map((column) => [column.title, exact(view, column, row), column.help]),
     ]),
     ...section("static fields", of("static")),
@@ -74,7 +74,7 @@ function saysMore(column, row) {
 
 /** @param {any[][]} entries */
 export const pairs = (entries) =>
-  h("dl", {}, ...entries.filter(([, text]) => text).flatMap(([name, text, title]) => [h("dt", { title: title || undefined }, name), h("dd", {}, text)]));
+  h("dl", {}, ...entries.filter(([, text]) => text).flatMap(([name, text, title]) => [h("dt", { title }, name), h("dd", {}, text)]));
 
 const section = (title, entries) => (entries.length ? [h("div", { class: "section" }, title), pairs(entries)] : []);
 
@@ -84,20 +84,8 @@ function exact({ rows: { folds } }, column, row) {
   const value = column.values[row];
   const text = column.text(row);
   if (value !== value) return text;
-  const whole = column.format === "number" || !(Math.abs(value) < 1e21) ? text : wholeText(value);
+  const whole = column.format === "number" ? text : wholeText(value);
   return column.format !== "bytes" ? whole : value < 1000 ? text : `${text} (${whole} bytes)`;
-}
-
-function shardingPairs(sharding) {
-  if (!sharding) return [];
-  const [text, nDevices, shardShape, replicated, committed, addressable, devices, memory] = sharding;
-  const more = [replicated && `replicated ×${nDevices}`, committed === false && "not committed", !addressable && "partly in other processes"];
-  return [
-    ["sharding", [!replicated && text, ...more].filter(Boolean).join(", ")],
-    ["devices", devices === text ? "" : devices || `${nDevices}`],
-    ["shard shape", nDevices > 1 ? shapeText(shardShape) : ""],
-    ["memory", memory],
-  ];
 }
 
 /** @param {View} view @param {import("./tree.js").Note} note */

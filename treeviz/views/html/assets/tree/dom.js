@@ -23,12 +23,7 @@ export function h(tag, attributes = {}, ...children) {
 export function menu(title, label, make) {
   // It takes the focus of a click on its texts, so that the focus leaves it only with a click outside.
   const list = h("div", { class: "list", role: "group", "aria-label": label, tabindex: "-1" });
-  const toggle = () => {
-    // This event comes late: the view may be gone.
-    element.closest(".treeviz")?.classList.toggle("opened", element.open);
-    if (element.open) list.replaceChildren(...make());
-  };
-  const element = h("details", { class: "menu", toggle }, h("summary", { title: label }, title), list);
+  const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", { title: label }, title), list);
   element.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !element.open) return;
     event.stopPropagation();
@@ -45,7 +40,7 @@ export async function copy(text, place) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    const area = h("textarea", { class: "unseen" });
+    const area = h("textarea", { style: "position:fixed;left:-9999px" });
     const focused = /** @type {ShadowRoot} */ (place.getRootNode()).activeElement;
     area.value = text;
     place.appendChild(area);
@@ -66,8 +61,7 @@ export function followTheme(host, root, signal) {
   // JupyterLab loads the style sheet of a theme a moment after it sets the attribute.
   const soon = () => (update(), setTimeout(update, 300));
   const observer = new MutationObserver(soon);
-  for (const element of [document.documentElement, document.body])
-    observer.observe(element, { attributeFilter: ["class", "style", "data-jp-theme-name", "data-jp-theme-light", "data-theme", "data-vscode-theme-kind"] });
+  for (const element of [document.documentElement, document.body]) observer.observe(element, { attributes: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon, { signal });
   // Paper is white: a browser prints no dark page, but for the view.
   addEventListener("beforeprint", () => root.classList.contains("page") && root.classList.remove("dark"), { signal });

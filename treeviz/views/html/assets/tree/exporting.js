@@ -4,16 +4,14 @@ import { whatText } from "./cells.js";
 import { h } from "./dom.js";
 import { foldedText } from "./folds.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-
-/** The entries of the menu. @param {import("./view.js").View} view @param {(text: string, label: string, click: () => void) => Node} act */
+/** The entries of the menu. @param {import("./view.js").View} view @param {(text: string, click: () => void) => Node} act */
 export function exportChoices(view, act) {
   const picture = (format) => () => savePicture(view, format).catch((error) => view.setStatus(`no picture: ${error.message}`));
   return [
-    act("Picture (PNG)", "Save a picture", picture("PNG")),
-    act("Picture (SVG)", "Save a picture as SVG", picture("SVG")),
-    act("Text", "Save the rows that are open as text", () => download(view, "txt", `data:text/plain;charset=utf-8,${encodeURIComponent(rowsAsText(view))}`)),
-    act("JSON", "Save the rows that are open as JSON", () => download(view, "json", `data:application/json,${encodeURIComponent(rowsAsJson(view))}`)),
+    act("Picture (PNG)", picture("PNG")),
+    act("Picture (SVG)", picture("SVG")),
+    act("Text", () => download(view, "txt", `data:text/plain;charset=utf-8,${encodeURIComponent(rowsAsText(view))}`)),
+    act("JSON", () => download(view, "json", `data:application/json,${encodeURIComponent(rowsAsJson(view))}`)),
   ];
 }
 
@@ -80,10 +78,9 @@ function drawn({ root, grid }) {
   // The colors of the host are not in reach of a picture.
   const style = getComputedStyle(root);
   for (const [name] of sheetText(root).matchAll(/--\w+(?=:)/g)) copy.style.setProperty(name, style.getPropertyValue(name));
-  const tools = [...root.querySelectorAll(".tools")].reduce((sum, element) => sum + element.offsetHeight, 0);
-  const height = root.offsetHeight - tools;
+  const height = root.offsetHeight - root.querySelector(".tools").offsetHeight;
   const inside = new XMLSerializer().serializeToString(h("div", {}, h("style", {}, sheetText(root)), copy));
-  return { width, height, markup: `<svg xmlns="${SVG}" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inside}</foreignObject></svg>` };
+  return { width, height, markup: `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inside}</foreignObject></svg>` };
 }
 
 const sheetText = (root) => [...root.getRootNode().adoptedStyleSheets[0].cssRules].map((rule) => rule.cssText).join("");

@@ -99,11 +99,11 @@ export function runsOf({ n, end, isLikeNext }) {
 
 /** "[0…79] ×80", "h_0…h_11 ×12". @param {Tree} tree @param {number[]} rows */
 function labelOf(tree, rows) {
-  const labels = (tree.keyCodes[rows[0]] ? rows : [rows[0], rows[rows.length - 1]]).map((row) => tree.label(row));
+  const labels = (tree.keyCodes[rows[0]] ? rows : [rows[0], rows.at(-1)]).map((row) => tree.label(row));
   // Intl.Collator takes ten milliseconds to start.
   const rank = (label) => label.replace(/\d+/g, (digits) => digits.replace(/^0+/, "").padStart(40, "0"));
   if (tree.keyCodes[rows[0]]) labels.sort((a, b) => (rank(a) < rank(b) ? -1 : 1));
-  const [first, last] = [labels[0], labels[labels.length - 1]];
+  const [first, last] = [labels[0], labels.at(-1)];
   let same = 0;
   while (same < first.length && first[same] === last[same]) same++;
   while (/\d/.test(first[same - 1])) same--;

@@ -17,7 +17,7 @@ export function globTest(pattern) {
   let source = parts[0];
   // Each part between stars matches at its first place and is never tried again, so that no pattern is slow.
   parts.slice(1, -1).forEach((part, i) => (source += `(?=(.*?${part}))\\${i + 1}`));
-  if (parts.length > 1) source += `.*${parts[parts.length - 1]}`;
+  if (parts.length > 1) source += `.*${parts.at(-1)}`;
   try {
     const whole = new RegExp(`^${source}$`, "su");
     return (text) => whole.test(text);
@@ -88,7 +88,7 @@ export function either(rows, found) {
  * @param {boolean} fromRoot
  */
 function onKeys(tree, index, pattern, fromRoot) {
-  if (pattern.length > 30) throw new Error("A glob may have 30 keys.");
+  if (pattern.length > 30) throw Error("A glob may have 30 keys.");
   const tests = pattern.map(globTest);
   let stay = 0;
   pattern.forEach((segment, i) => (stay |= +(segment === "**") << i));

@@ -1,6 +1,6 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
-import { cutName, fieldTexts, fillType, GLYPHS, hasBar, scalarText, shareOf, styleOf } from "./cells.js";
+import { cutName, fieldTexts, fillType, hasBar, scalarText, shareOf } from "./cells.js";
 import { CH, Columns, FRAME, GAP, SIGNS } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
@@ -301,7 +301,8 @@ export class Grid {
     const { end, parent } = tree;
     const open = rows.hasChildren(row) ? rows.isOpen(row) : undefined;
     const { step, maxLevels, widths } = this.layout;
-    const kind = tree.of(row, "kind");
+    const [glyph, look] = tree.of(row, "sign").split(" ");
+    const isLeaf = tree.of(row, "is_leaf");
     const notes = foldedNotes(rows.folds, tree, row);
     const name = rows.label(row);
     const depth = rows.depth(row);
@@ -310,8 +311,8 @@ export class Grid {
       class: `row ${row === active ? "active" : ""} ${rows.hits?.[row] ? "hit" : ""}`,
       id: place === this.above ? undefined : `row${row}`,
       "data-row": row,
-      "data-kind": kind,
-      "data-style": styleOf(tree, row, kind),
+      "data-look": look ?? (isLeaf ? "leaf" : undefined),
+      "data-ghost": isLeaf || tree.nChildren[row] || look === "bad" ? undefined : "",
       "aria-level": depth + 1,
       "aria-setsize": rows.isFlat ? rows.count : rows.nSeen[tree.parent[row] + 1],
       "aria-posinset": rows.placeAmong[row],
@@ -331,7 +332,7 @@ export class Grid {
     if (shown === before.shown) return element;
     const indent = Math.min(depth, maxLevels) * step;
     const [key, ...cells] = /** @type {HTMLElement[]} */ ([...element.children]);
-    key.dataset.glyph = GLYPHS[kind] ?? "·";
+    key.dataset.glyph = glyph;
     key.style.setProperty("--indent", `${indent}px`);
     const label = depth > maxLevels ? `⋯${depth} ${name}` : name;
     const room = (widths[0] - SIGNS - indent) / CH;

@@ -16,21 +16,21 @@ const TOKEN = new RegExp(String.raw`\s+|(\|)|(-*)(?:${COLUMN}|([a-z_][\w.-]*:)?(
 const SHAPE = /^((?:bf|[fiuc]|bfloat|float|u?int|complex)\d\w*|bool)?([[(]?)(\d+(?:[x×,]\d+)*|),?([\])]?)$/;
 const COMPARISON = new RegExp(`^(>=|<=|>|<|=|)(${NUMBER})$`);
 const RANGE = new RegExp(`^(${NUMBER})\\.\\.(${NUMBER})$`);
-const SCALES = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, ki: 2 ** 10, mi: 2 ** 20, gi: 2 ** 30, ti: 2 ** 40 };
 const DTYPES = { bf: "bfloat", f: "float", i: "int", u: "uint", c: "complex" };
 const DTYPE_CLASSES = { float: /^b?float(?!0$)/, int: /^u?int\d/, complex: /^complex/, bool: /^bool/, f8: /^float8/ };
 const STATISTICS = /^(min|max|mean|std|rms|zeros|nan|inf|posinf|neginf|histogram)$/;
 const UNREAD = "needs values: render(tree, stats=True) reads them";
 const FLAGS = { nan: ["nan"], inf: ["inf", "posinf", "neginf"], zeros: ["zeros"] };
-/** @type {Record<string, (tree: Tree, code: number) => boolean>} */
+/** @typedef {(field: string) => any} FactOf the facts of a row */
+/** @type {Record<string, (of: FactOf) => boolean>} */
 const IS = {
-  leaf: (tree, code) => tree.fact(code, "is_leaf"),
-  node: (tree, code) => !tree.fact(code, "is_leaf") && tree.fact(code, "kind") !== "layer",
-  opaque: (tree, code) => tree.fact(code, "kind") === "opaque",
-  static: (tree, code) => tree.fact(code, "static").length > 0,
-  weak: (tree, code) => tree.fact(code, "weak"),
-  replicated: (tree, code) => !!tree.fact(code, "sharding")?.[3],
-  error: (tree, code) => ["error", "cycle"].includes(tree.fact(code, "kind")),
+  leaf: (of) => of("is_leaf"),
+  node: (of) => !of("is_leaf") && of("kind") !== "layer",
+  opaque: (of) => of("kind") === "opaque",
+  static: (of) => of("static")[0],
+  weak: (of) => of("weak"),
+  replicated: (of) => of("sharding")?.[1],
+  error: (of) => NOTED.error.includes(of("kind")),
 };
 const NOTED = { error: ["error", "cycle"], cut: ["more"] };
 const NOTES = ["shared", "cycle", "more", "hidden", "partial", "nonfinite", "differs", "warning", "info"];
@@ -43,16 +43,16 @@ export function parse(query) {
   TOKEN.lastIndex = 0;
   while (TOKEN.lastIndex < text.length) {
     const token = TOKEN.exec(text);
-    if (!token) throw new Error("A quote is not closed.");
+    if (!token) throw Error("A quote is not closed.");
     const [, bar, minus, column, colon, compare, bound, field = "", quote, bare] = token;
     if (bar) alternatives.push([]);
     const negated = !!minus && minus.length % 2 === 1;
-    const put = (field, value, quoted = false) => alternatives[alternatives.length - 1].push({ negated, field, value, quoted });
+    const put = (field, value, quoted = false) => alternatives.at(-1).push({ negated, field, value, quoted });
     if (column) put(column, (colon ? compare.replace(/^=/, "") : compare) + bound);
     const value = quote ?? bare;
     if (!value && !field) continue;
     const quoted = quote !== undefined;
-    if (!value || (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value))) throw new Error(`${field || value} needs a value.`);
+    if (!value || (!field && !quoted && /^[a-z_][\w.-]*:$/.test(value))) throw Error(`${field || value} needs a value.`);
     put(field.slice(0, -1), value, quoted);
   }
   return alternatives.filter((terms) => terms.length);
@@ -92,25 +92,22 @@ function rowsOf(tree, index, term) {
   const equals = glob ?? ((text) => text === value);
   const contains = glob ?? ((text) => wordPlace(text, value, quoted) >= 0);
   const isDtype = glob ?? dtypeTest(value);
-  const facts = (name, test) => byFacts(tree, (code) => test(tree.fact(code, name).toLowerCase()));
   if (field === "key") return byKey(index, new Uint8Array(tree.n), (key) => contains(key.segment) || key.keystr === value);
-  if (field === "kind") return value === "leaf" ? byFacts(tree, (code) => tree.fact(code, "is_leaf")) : facts("kind", equals);
-  if (field === "type") return facts("type", contains);
-  if (field === "dtype") return facts("dtype", isDtype);
-  if (field === "sharding")
-    return byFacts(tree, (code) => contains(tree.fact(code, "sharding")?.[0].toLowerCase() ?? "\0"));
+  if (field === "kind" && value === "leaf") return flagged(tree, value);
   if (field === "shape") {
     const fits = shapeTest(value);
-    return byFacts(tree, (code) => !!tree.fact(code, "shape") && fits(tree.fact(code, "shape")));
+    return byFacts(tree, (of) => of("shape") && fits(of("shape")));
   }
+  const test = { kind: equals, type: contains, dtype: isDtype, sharding: contains }[field];
+  if (test) return byFacts(tree, (of) => test(`${field === "sharding" ? (of(field)?.[0] ?? "\0") : of(field)}`.toLowerCase()));
   if (field === "is") return flagged(tree, value);
-  const words = tree.columns.find(({ name, labels }) => labels && name.toLowerCase() === field);
+  const words = wordsOf(tree, field);
   // In quotes it is all that stands between two commas. A dtype is written with a mark and a shape.
   const inWords = (text) => (quoted ? equals : contains)(text) || (field.endsWith(".dtype") && isDtype(text.split(" ")[0].replace(/^~/, "")));
   if (words) return byRow(tree, (row) => words.text(row).toLowerCase().split(", ").some(inWords));
   const numbers = numbersOf(tree, field, value);
-  const test = numberTest(field, value);
-  return byRow(tree, (row) => test(numbers[row]));
+  const passes = numberTest(field, value);
+  return byRow(tree, (row) => passes(numbers[row]));
 }
 
 /** @type {(tree: Tree, index: WordIndex, term: Term) => Uint8Array} */
@@ -122,23 +119,22 @@ function rowsOfWord(tree, index, term) {
   // ['layers'][0] can be a copied key path as well as a glob, so both are searched.
   if (glob && !/^[^*?]*\[[^*?]*$/.test(value)) return glob;
   const isDtype = dtypeTest(value);
-  const isOwn = (code) =>
-    wordPlace(index.text(code), value, quoted) >= 0 || (!quoted && isDtype(tree.fact(code, "dtype").toLowerCase())) || !!fits?.(tree, code);
+  const isOwn = (of, code) => wordPlace(index.text(code), value, quoted) >= 0 || (!quoted && isDtype(of("dtype").toLowerCase())) || fits?.(of);
   const found = byFacts(tree, isOwn, inPath(tree, index, value, quoted));
   if (glob) either(found, glob);
   // "t101" finds the findings of that rule, whose notes begin so.
   return quoted ? found : byNotes(tree, ([, text]) => text[value.length] === ":" && text.toLowerCase().startsWith(value), found);
 }
 
-/** The test of a word that is a shape. @type {(word: string) => ((tree: Tree, code: number) => boolean) | null} */
+/** The test of a word that is a shape. @type {(word: string) => ((of: FactOf) => boolean) | null} */
 function shapeIn(word) {
   const [, dtype, opening, dims, closing] = SHAPE.exec(word) ?? [];
   if (dims === undefined || !opening !== !closing || (dtype ? !opening : /^\d*$/.test(dims))) return null;
   const wanted = dims.replace(/[x×]/g, ",");
   const isDtype = dtypeTest(dtype ?? "");
-  return (tree, code) => {
-    const shape = tree.fact(code, "shape");
-    if (!shape || (dtype && !isDtype(tree.fact(code, "dtype").toLowerCase()))) return false;
+  return (of) => {
+    const shape = of("shape");
+    if (!shape || (dtype && !isDtype(of("dtype").toLowerCase()))) return false;
     return opening ? `${shape}` === wanted : `,${shape},`.includes(`,${wanted},`);
   };
 }
@@ -156,10 +152,10 @@ function byNotes({ header: { notes } }, test, found) {
   return found;
 }
 
-/** Mark the rows with such facts. @type {(tree: Tree, test: (code: number) => boolean, found?: Uint8Array) => Uint8Array} */
+/** Mark the rows with such facts. @type {(tree: Tree, test: (of: FactOf, code: number) => any, found?: Uint8Array) => Uint8Array} */
 function byFacts(tree, test, found = new Uint8Array(tree.n)) {
   const { n, factCodes, nFacts } = tree;
-  const passed = Uint8Array.from({ length: nFacts }, (_, code) => +test(code));
+  const passed = Uint8Array.from({ length: nFacts }, (_, code) => +!!test((field) => tree.fact(code, field), code));
   if (passed.includes(1)) for (let row = 0; row < n; row++) found[row] |= passed[factCodes[row]];
   return found;
 }
@@ -176,13 +172,13 @@ function dtypeTest(value) {
 function flagged(tree, value) {
   if (value === "changed") {
     if (tree.changed) return tree.changed.slice();
-    throw new Error("is:changed needs a diff, or a new widget.tree");
+    throw Error("is:changed needs a diff, or a new widget.tree");
   }
-  const test = Object.hasOwn(IS, value) ? IS[value] : null;
+  const test = Object.hasOwn(IS, value) && IS[value];
   if (!test && !NOTES.includes(value) && value !== "cut")
     throw unknown(`is:${value}`, value, [...new Set([...Object.keys(IS), "cut", ...NOTES])].sort());
   const kinds = NOTED[value] ?? (NOTES.includes(value) ? [value] : []);
-  return byNotes(tree, ([kind]) => kinds.includes(kind), byFacts(tree, (code) => test?.(tree, code)));
+  return byNotes(tree, ([kind]) => kinds.includes(kind), byFacts(tree, (of) => test && test(of)));
 }
 
 /** @type {(tree: Tree, word: string) => Uint8Array} */
@@ -191,10 +187,10 @@ function flaggedByValues(tree, word) {
   let columns = named((name) => FLAGS[word].includes(name));
   if (!columns.length && word !== "zeros") columns = named((name) => name.endsWith("_nonfinite"));
   const found = byRow(tree, (row) => columns.some(({ values }) => values[row] > 0));
-  const isUnread = (row) => tree.of(row, "is_leaf") && columnOf(tree, "elements").values[row] > 0 && columns[0].values[row] !== columns[0].values[row];
-  if (!columns.length) throw new Error(`${word} ${UNREAD}. To search the word: "${word}".`);
+  const isUnread = (row) => tree.of(row, "is_leaf") && columnOf(tree, "elements").values[row] > 0 && Number.isNaN(columns[0].values[row]);
+  if (!columns.length) throw Error(`${word} ${UNREAD}. To search the word: "${word}".`);
   const nUnread = found.includes(1) ? 0 : byRow(tree, isUnread).reduce((n, unread) => n + unread);
-  if (nUnread) throw new Error(`No ${word} in what was read. Not read: ${nUnread} leaves.`);
+  if (nUnread) throw Error(`No ${word} in what was read. Not read: ${nUnread} leaves.`);
   return found;
 }
 
@@ -202,20 +198,22 @@ const ALIASES = new Map([["params", "elements"], ["parameters", "elements"], ["n
 const columnOf = (tree, field) =>
   tree.columns.find(({ name, isNumber }) => isNumber && name.toLowerCase() === (ALIASES.get(field) ?? field));
 
+const wordsOf = (tree, field) => tree.columns.find(({ name, labels }) => labels && name.toLowerCase() === field);
+
 const FIELDS = ["key", "kind", "type", "dtype", "sharding", "shape", "is", "depth"];
 // What others call a column.
 const NEAR = new Map([["size", "bytes or elements"], ["memory", "bytes"], ["count", "elements"]]);
 
 /** @type {(tree: Tree, field: string) => boolean} */
 const isField = (tree, field) =>
-  FIELDS.includes(field) || STATISTICS.test(field) || !!columnOf(tree, field) || tree.columns.some(({ name, labels }) => labels && name.toLowerCase() === field);
+  FIELDS.includes(field) || STATISTICS.test(field) || !!columnOf(tree, field) || !!wordsOf(tree, field);
 
 /** @type {(tree: Tree, field: string, value: string) => ArrayLike<number>} */
 function numbersOf(tree, field, value) {
   if (field === "depth") return tree.depth;
   const column = columnOf(tree, field);
   if (column) return column.values;
-  if (STATISTICS.test(field)) throw new Error(`${field}: ${UNREAD}.`);
+  if (STATISTICS.test(field)) throw Error(`${field}: ${UNREAD}.`);
   const named = (test) => tree.columns.filter(test).map(({ name }) => name.toLowerCase());
   const texts = named(({ name, labels }) => labels && !FIELDS.includes(name));
   const numbers = [...FIELDS, ...named(({ isNumber }) => isNumber)];
@@ -225,7 +223,7 @@ function numbersOf(tree, field, value) {
 /** That there is no such word, and what to write in its place. @param {string} what @param {string} word @param {string[]} names */
 function unknown(what, word, names) {
   const near = names.filter((name) => name.split(/[._]/).includes(word)).slice(0, 3).join(" or ") || NEAR.get(word) || closest(word, names);
-  return new Error(`No ${what}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
+  return Error(`No ${what}. ${near ? `Did you mean ${near}?` : `There are: ${names.join(", ")}.`}`);
 }
 
 /** @type {(field: string, value: string) => (x: number) => boolean} */
@@ -233,15 +231,15 @@ function numberTest(field, value) {
   const [, compare, bound] = COMPARISON.exec(value) ?? [];
   const [, low, high] = RANGE.exec(value) ?? [];
   if (low) return (x) => x >= number(low) && x <= number(high);
-  if (!bound) throw new Error(`Write ${field}:>1M, ${field}:<=0.5, ${field}:1k..2k or ${field}:42.`);
+  if (!bound) throw Error(`Write ${field}:>1M, ${field}:<=0.5, ${field}:1k..2k or ${field}:42.`);
   const limit = number(bound);
   return (x) => (compare || "=").includes(x > limit ? ">" : x < limit ? "<" : x === limit ? "=" : "!");
 }
 
 /** @type {(text: string) => number} */
 function number(text) {
-  const digits = text.replace(/[kmgt]i?b?$|b$/, "");
-  return +digits * SCALES[text.slice(digits.length).replace("b", "")];
+  const [, digits, prefix, binary] = /** @type {string[]} */ (/^(.*?)([kmgt]?)(i?)b?$/.exec(text));
+  return +digits * (binary ? 1024 : 1000) ** " kmgt".indexOf(prefix);
 }
 
 /** @type {(value: string) => (shape: number[]) => boolean} */
@@ -250,13 +248,10 @@ function shapeTest(value) {
   const tests = (dims ? dims.split(",") : []).map((dim) => {
     if (dim === "*") return () => true;
     if (dim === "...") return null;
-    if (!COMPARISON.test(dim)) throw new Error("Write dimensions as numbers, >64, <=8, * or ... : shape:...,>64,768");
+    if (!COMPARISON.test(dim)) throw Error("Write dimensions as numbers, >64, <=8, * or ... : shape:...,>64,768");
     return numberTest("shape", dim);
   });
-  const skip = (ends) => {
-    tests.forEach((test, i) => !test && ends.has(i) && ends.add(i + 1));
-    return ends;
-  };
+  const skip = (ends) => (tests.forEach((test, i) => !test && ends.has(i) && ends.add(i + 1)), ends);
   return (shape) => {
     let ends = skip(new Set([0]));
     for (const dim of shape)

@@ -166,7 +166,10 @@ export class Rows {
   /** Open the ancestors of a row, and switch the filter off if it hides the row. @param {number} row */
   reveal(row) {
     if (this.filtered && !this.kept[row]) this.filtering = false;
-    if (this.isFlat && !this.tree.of(row, "is_leaf")) [this.isFlat, this.order, this.place] = [false, null, null];
+    if (this.isFlat && !this.tree.of(row, "is_leaf")) {
+      this.isFlat = false;
+      this.order = this.place = null;
+    }
     for (let above = this.tree.parent[row]; above >= 0; above = this.tree.parent[above]) this.opened[above] = 1;
     this.fold();
     while (this.folds?.isHidden[row]) this.unfold(row);

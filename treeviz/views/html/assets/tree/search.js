@@ -93,7 +93,8 @@ export class Search {
 /** What is said of a query that finds nothing, with one that does. @param {import("./view.js").View} view @param {string} query @returns {[text: string, isError: boolean, query?: string, name?: string]} */
 function nothing({ tree, wordIndex }, query) {
   const near = nearest(tree, wordIndex, query);
-  if (!near) return [`Nothing matches ${query}.`, true];
+  const text = `Nothing matches ${query}.`;
+  if (!near) return [text, true];
   const n = matches(tree, wordIndex, near).reduce((sum, hit) => sum + hit, 0);
-  return [`Nothing matches ${query}. Did you mean `, true, near, `${near} (${wholeText(n)})?`];
+  return [`${text} Did you mean `, true, near, `${near} (${wholeText(n)})?`];
 }

@@ -14,6 +14,8 @@ const HELP = [
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];
 
+const FLAT = "Leaves only, with whole paths, the largest first";
+
 /** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement, blanks: HTMLElement}} the line, the box in it, and the line below the rows */
 export function toolbar(view) {
   const { tree, rows } = view;
@@ -21,7 +23,7 @@ export function toolbar(view) {
     type: "search", placeholder: "Search: attn, dtype:bf16, nan", "aria-label": "Search", title: "/ puts the cursor here",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
-    focus: () => (window.requestIdleCallback ?? setTimeout)(() => view.search.warmUp()),
+    focus: () => setTimeout(() => view.search.warmUp()),
   });
   const status = h("output", { "aria-live": "polite" });
   const help = menu("?", "How to search", () => HELP.map((line) => h("div", {}, line)));
@@ -39,9 +41,9 @@ export function toolbar(view) {
   const inserted = tree.column("insertion");
   const depths = Math.min(tree.maxDepth, 9);
   const title = (text) => h("div", { class: "title" }, text);
-  const check = (text, checked, set, help = undefined) => h("label", { title: help }, h("input", { type: "checkbox", checked, change: ({ target }) => set(target.checked) }), text);
+  const check = (text, checked, set, help = "") => h("label", { title: help }, h("input", { type: "checkbox", checked, change: ({ target }) => set(target.checked) }), text);
   // A click ends in the tree, where the reader looks next.
-  const act = (text, label, click) => h("button", { class: "link", title: label, "aria-label": label, click: () => (closeAll(), click()) }, text);
+  const act = (text, click, title = "") => h("button", { class: "link", title, click: () => (closeAll(), click()) }, text);
   const viewChoices = () => {
     const depth = h(
       "select",
@@ -52,13 +54,13 @@ export function toolbar(view) {
     );
     return [
       depth,
-      act("Expand all", "Expand all", () => view.openTo(tree.maxDepth)),
-      act("Collapse all", "Collapse all", () => view.openTo(0)),
+      act("Expand all", () => view.openTo(tree.maxDepth)),
+      act("Collapse all", () => view.openTo(0)),
       ...(rows.isFolding && tree.blanks.length ? [check("None fields", !rows.hidesBlanks, (shown) => view.showBlanks(shown))] : []),
       ...(inserted ? [check("Insertion order", view.sorting.column === inserted, (on) => (view.sort(on ? inserted : null, false), view.grid.paintHead(), view.update(view.active)))] : []),
       title("Columns"),
       ...[...view.columns, ...view.panels].map((column) =>
-        check(column.title, !(column.hidden ?? !view.grid.columns.includes(column)), (shown) => ((column.hidden = !shown), view.grid.resize()), column.help || undefined)),
+        check(column.title, !(column.hidden ?? !view.grid.columns.includes(column)), (shown) => ((column.hidden = !shown), view.grid.resize()), column.help)),
     ];
   };
   const exports = () => exportChoices(view, act);
@@ -70,7 +72,8 @@ export function toolbar(view) {
     status.classList.toggle("error", isError);
     search.ariaInvalid = `${isError}`;
   });
-  const flat = button("Flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat));
+  const flip = () => view.setFlat(!rows.isFlat);
+  const flat = button("Flat", FLAT, flip);
   const fold = button("Fold", "Collapse identical siblings, such as layers, into one row", () => view.setFolding(!rows.isFolding));
   flat.classList.add("wide");
   const showSearch = () => {
@@ -88,13 +91,11 @@ export function toolbar(view) {
     menu("Export", "Save what is shown", exports),
     // On a phone one menu has all.
     menu("⋯", "More", () => [
-      ...(view.seriesView ? [view.seriesView.controls.scale] : []),
-      act(rows.isFlat ? "Tree" : "Flat", "Leaves only, with whole paths, the largest first", () => view.setFlat(!rows.isFlat)),
+      act(rows.isFlat ? "Tree" : "Flat", flip, FLAT),
       ...viewChoices(), title("Copy"), ...copyChoices(view, closeAll), title("Export"), ...exports(),
     ]),
   ];
   menus[3].classList.add("all");
-  menus[3].addEventListener("toggle", () => menus[3].open || view.seriesView?.controls.element.prepend(view.seriesView.controls.scale));
   const closeAll = () => menus.forEach((each) => (each.open = false));
   const element = h(
     "div",

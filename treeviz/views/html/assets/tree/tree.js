@@ -6,7 +6,7 @@ export const FORMAT = 7;
 const ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int32Array, Float32Array, Float64Array];
 const WRITE = { count: countText, bytes: bytesText, number: numberText };
 // Join two values.
-const JOIN = { max: Math.max, min: Math.min, any: (a, b) => +!!(a || b), sum: (a, b) => a + b, norm: Math.hypot };
+const JOIN = { max: Math.max, min: Math.min, any: Math.max, sum: (a, b) => a + b, norm: Math.hypot };
 
 /** @typedef {{label: string, keystr: string, segment: string, steps: (string | number | [string, number])[]}} Key */
 /** @typedef {[kind: string, text: string, row: number, details: [string, string][], severity?: string, sign?: string]} Note */
@@ -15,12 +15,15 @@ const JOIN = { max: Math.max, min: Math.min, any: (a, b) => +!!(a || b), sum: (a
 export async function unpack(bytes) {
   const stream = /** @type {any} */ (new Response(bytes).body).pipeThrough(new DecompressionStream("deflate-raw"));
   // A browser says that it failed to fetch, though nothing is fetched.
-  const damaged = () => Promise.reject(new Error("its data is damaged"));
+  const damaged = () => Promise.reject(Error("its data is damaged"));
   return new Tree(await new Response(stream).arrayBuffer().catch(damaged));
 }
 
 /** A column: one value for every row. */
 export class Column {
+  /** @type {Float64Array | undefined} */
+  #values;
+
   /** @param {any[]} packed as in views/html/payload.py @param {any[]} buffers @param {Tree} tree */
   constructor([name, format, levels, codes, help = "", shown, title, rollup, blank, bad, spec], buffers, tree) {
     // Labels that are facts of the same name are not sent again.
@@ -38,13 +41,12 @@ export class Column {
 
   /** The values, each rolled up over the subtree of its row; computed once. */
   get values() {
+    if (this.#values) return this.#values;
     const { rollup, tree, codes } = this;
     // Of one type for all columns: compilers of JavaScript do not like loops over many.
     const levels = new Float64Array(this.levels);
     const isExact = rollup === "sum" && levels.every((level) => Number.isInteger(level) && Number.isSafeInteger(level * tree.n));
-    const values = isExact ? sums(tree, levels, codes) : joined(tree, levels, codes, JOIN[rollup]);
-    Object.defineProperty(this, "values", { value: values, configurable: true });
-    return values;
+    return (this.#values = isExact ? sums(tree, levels, codes) : joined(tree, levels, codes, JOIN[rollup]));
   }
 
   /** @param {number} row */

@@ -19,6 +19,17 @@ export const additions = [];
 
 /** One tree on the screen: what is active, selected, sorted and open. Its events are listed in mount.js. */
 export class View extends EventTarget {
+  /** What a closed node says of the findings inside it; "": there are none. @type {((row: number) => string) | undefined} */
+  inside;
+  /** The search box, once mount.js has built the toolbar. @type {any} */
+  searchBox;
+  /** What is wrong, above all else; mount.js makes it. @type {any} */
+  banner;
+  /** Sends a request to Python; undefined: there is no Python. @type {import("../widget/requests.js").Request | undefined} */
+  request;
+  /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | undefined} */
+  seriesView;
+
   /** @param {Tree} tree @param {HTMLElement} root @param {AbortSignal} signal */
   constructor(tree, root, signal) {
     super();
@@ -43,21 +54,11 @@ export class View extends EventTarget {
     this.panels = [];
     /** Additional parts of the details of a row. @type {(row: number) => Node[]} */
     this.moreDetail = () => [];
-    /** What a closed node says of the findings inside it; "": there are none. @type {((row: number) => string) | null} */
-    this.inside = null;
-    /** The search box, once mount.js has built the toolbar. @type {any} */
-    this.searchBox = null;
-    /** What is wrong, above all else; mount.js makes it. @type {any} */
-    this.banner = null;
-    /** Sends a request to Python; null: there is no Python. @type {import("../widget/requests.js").Request | null} */
-    this.request = null;
-    /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | null} */
-    this.seriesView = null;
     this.detailPlace = h("div", { class: "side", hidden: true });
     this.grid = new Grid(this);
     // A strip of colors is of one row, not of all that it could stand for.
     this.rows.isFolding = !tree.header.series;
-    this.rows.outliers = outliersOf(tree);
+    this.rows.outliers = tree.header.outliers ?? [[], []];
     if (tree.header.open === null) this.rows.openFirst(weightsOf(tree));
     else this.rows.openTo(tree.header.open);
     this.rows.update();
@@ -216,20 +217,6 @@ export class View extends EventTarget {
     this.grid.paint(false);
     this.emit("select");
   }
-}
-
-/** The rows with an error, and those with a value that is not finite. @param {Tree} tree @returns {[number[], number[]]} */
-function outliersOf(tree) {
-  const wrong = [];
-  const bad = new Set();
-  for (const row in tree.header.notes)
-    for (const [kind] of tree.notes(+row)) {
-      if (/error|cycle|hidden|warn/.test(kind)) wrong.push(+row);
-      else if (kind === "nonfinite") bad.add(+row);
-    }
-  // The values of other columns may never be seen.
-  for (const column of tree.columns) (column.name.endsWith(".nonfinite") ? column.values : column.bad)?.forEach((is, row) => is > 0 && bad.add(row));
-  return [wrong, [...bad]];
 }
 
 /** How much is in each subtree: bytes, or else leaves, or else children. @param {Tree} tree @returns {ArrayLike<number>} */
