@@ -433,9 +433,7 @@ def _either(choices: Sequence[Shares]) -> Shares:
 class AxesOf(Protocol):
     """Which leaves are measured layer by layer, and along which axis; empty if none is.
 
-    Args:
-      source: The tree.
-      scanned: The axis along which the program scans over the parameter that each leaf belongs to; None: it does not.
+    `scanned` is the axis along which the program scans over the parameter of each leaf; None: it does not.
     """
 
     def __call__(self, source: MeasuredTree, scanned: Axes, why_not: WhyNot, /) -> Axes: ...

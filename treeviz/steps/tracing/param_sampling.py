@@ -337,12 +337,7 @@ def not_sampled(why: str) -> str:
 
 
 class ParamSampling:
-    """Measures "params" and "updates" of a step outside of it. Does nothing if that is impossible, as for tracers.
-
-    Args:
-      options: The options with which `jax.jit` made the step.
-      report: Gets a note if nothing is measured.
-    """
+    """Measures "params" and "updates" of a step outside of it. If it cannot, `report` gets a note, but not of tracers."""
 
     def __init__(self, options: JitOptions, report: Callable[[str], None]) -> None:
         self._report = report
