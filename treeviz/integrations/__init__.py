@@ -26,7 +26,7 @@ _HIJAX = "jax.experimental.hijax"
 # Each library has a file in this folder, named by the last part of its name.
 ADAPTERS = (
     *("aqt", "brainstate", "chex", "coordax", "equinox", "flax", "haliax", "jax.example_libraries.optimizers", "keras"),
-    *("optax", "pandas", "penzai", "pytreeclass", "qwix", "saiunit", "simple_pytree", "tensorflow", "torch", "xarray"),
+    *("optax", "pandas", "penzai", "pytreeclass", "qwix", "saiunit", "tensorflow", "torch", "xarray"),
     _HIJAX,
 )
 _loaded: set[str] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -61,7 +62,14 @@ def static_of(node: Any, fields: Fields, values: Sequence[Any], children: Sequen
         elif is_explained and are_children_known and (name not in doubtful or lost < set(doubtful)):
             static.append((name + DROPPED, value))
     others = [(path, part) for path, part in parts if id(part) not in named]
-    return [*static, *([("aux", aux)] if not named and others else others)]
+    return [*static, *(_of_aux(aux) if not named and others else others)]
+
+
+def _of_aux(aux: Any) -> list[tuple[str, Any]]:
+    """The public items of a mapping of names, as of simple_pytree and NetKet; else the auxiliary data as a whole."""
+    if type(aux) is types.MappingProxyType and all(type(name) is str for name in aux):
+        return [(name, value) for name, value in aux.items() if not name.startswith("_")]
+    return [("aux", aux)]
 
 
 def _counts(values: Iterable[Any]) -> dict[int, int]:
@@ -165,7 +173,7 @@ class StaticFields:
         if fields is None:
             aux = level.aux
             is_empty = aux is None or (type(aux) is tuple and not aux)
-            return () if is_empty else self.of_pairs([("aux", aux)])
+            return () if is_empty else self.of_pairs(_of_aux(aux))
         values = stored_values(node, fields.names)
         return self.of_pairs(static_of(node, fields, values, level.children, level.aux))
 
