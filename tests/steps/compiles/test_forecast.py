@@ -120,8 +120,20 @@ def test_a_forecast_is_a_sentence_and_a_line_for_each_leaf():
         "dtype, as jnp.float32(0), not from a Python number)"
     )
     assert str(tv.forecast(step, {"time": np.float32(0), "q": ONE}, ONE)) == (
-        "The second call of `step` does not trace again: `state` (result[1]) keeps its type."
+        "The second call of `step` does not trace again: `state` (result[1]) keeps its type. "
+        "`x` has no counterpart in the result: assumed not to change."
     )
+
+
+def test_every_argument_that_has_a_counterpart_in_the_result_is_compared():
+    def step(params, optimizer_state, x, batch):
+        return params - x.mean(), {"lr": jnp.float32(0.9) * optimizer_state["lr"]}, {"loss": batch["y"].sum()}
+
+    (found,) = tv.forecast(step, ONE, {"lr": 1.0}, ONE, {"y": ONE})
+    assert (found.path, found.kind) == ("optimizer_state['lr']", "weak type")
+    kept = tv.forecast(step, ONE, {"lr": np.float32(1)}, ONE, {"y": ONE})
+    assert "`optimizer_state` (result[1]) keep their types. `x` and `batch` have no counterpart" in str(kept)
+    assert not tv.forecast(step, ONE, {"lr": 1.0}, ONE, {"y": ONE}, state_arg=0), "only this one"
 
 
 def test_the_first_call_uses_the_trace_of_the_forecast():

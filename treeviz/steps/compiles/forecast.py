@@ -306,9 +306,9 @@ class Forecast(Differences):
       recompiles: Whether the second call compiles again.
     """
 
-    def __init__(self, differences: Iterable[Difference], name: str, states: str) -> None:
+    def __init__(self, differences: Iterable[Difference], name: str, states: str, others: Sequence[str] = ()) -> None:
         super().__init__(differences)
-        self._name, self._states = name, states
+        self._name, self._states, self._others = name, states, others
         self.recompiles = bool(self)
         self.retraces = any(difference.right != _COMMITTED for difference in self)
 
@@ -317,7 +317,10 @@ class Forecast(Differences):
         several = "` (" in self._states.partition(" and `")[2]
         if not self:
             keep, their = ("keep", "their types") if several else ("keeps", "its type")
-            return f"The second call of `{self._name}` does not trace again: {self._states} {keep} {their}."
+            text = f"The second call of `{self._name}` does not trace again: {self._states} {keep} {their}."
+            have = "has" if len(self._others) == 1 else "have"
+            others = f" {' and '.join(self._others)} {have} no counterpart in the result: assumed not to change."
+            return text + others * bool(self._others)
         what = "type" if self.retraces else "placement"
         why = f"because {self._states} {'change' if several else 'changes'} {what} between input and output"
         return f"The second call of `{self._name}` {again} again, {why}:\n{super().__repr__()}"
@@ -328,7 +331,7 @@ class Forecast(Differences):
 def forecast(
     step: Callable,
     *args: Any,
-    state_arg: int | str | Sequence[int | str] = 0,
+    state_arg: int | str | Sequence[int | str] | None = None,
     out: Any = None,
     **kwargs: Any,
 ) -> Forecast:
@@ -339,14 +342,15 @@ def forecast(
 
     A training loop passes the new state to the next call. If a leaf has changed its dtype or weak type, has become an
     array instead of None, or has become committed to a device, JAX compiles a second time. The step is traced once, and
-    its first call reuses that trace. Nothing is compiled, run or unflattened. Other arguments are assumed not to
-    change. Shardings that the compiler selects are unknown before it runs, and are not compared.
+    its first call reuses that trace. Nothing is compiled, run or unflattened. Arguments without a counterpart in the
+    result are assumed not to change, and are named. Shardings that the compiler selects are unknown before it runs, and
+    are not compared.
 
     Args:
       step: A function, the result of `jax.jit` or `equinox.filter_jit`, or a bound method or `functools.partial` of it.
       *args, **kwargs: The arguments of its first call; may be trees of `jax.ShapeDtypeStruct`.
       state_arg: The position or name of the state argument, or a tuple of several: `(0, 1)` for `params, opt_state`.
-        Only these are compared.
+        Only these are compared. By default the first argument, and each other tree that the result has a new one of.
       out: The new state in the result: an index, a key or a field name; a tuple of them if it is nested; `()` for the
         whole result. For several states, one for each. By default found by structure.
 
@@ -361,21 +365,39 @@ def forecast(
     """
     names = named_arguments(step, args, kwargs)
     is_several = isinstance(state_arg, tuple | list)
-    state_names = [_name_of(arg, names, len(args)) for arg in (state_arg if is_several else [state_arg])]  # type: ignore[union-attr]
+    given = state_arg if is_several else [0 if state_arg is None else state_arg]
+    state_names = [_name_of(arg, names, len(args)) for arg in given]  # type: ignore[union-attr]
     outs = list(out) if is_several and out is not None else [out] * len(state_names)
     if len(outs) != len(state_names):
         raise ValueError(f"forecast: {len(state_names)} states, but out={out!r} names {len(outs)}.")
     traced = trace_step(step, args, kwargs)
+    places = [
+        (name, _state_place(name, traced.arguments[name], traced.result, out_keys, is_several))
+        for name, out_keys in zip(state_names, outs, strict=True)
+    ]
+    others = [
+        name
+        for name in names
+        if name not in state_names and any(it.aval is not None for it in traced.arguments[name].leaves)
+    ]
+    for name in others if state_arg is None and out is None else ():
+        state = traced.arguments[name]
+        is_tree = state.treedef.node_data() is not None  # many arrays are alike
+        new = find_state(state, traced.result) if is_tree else None
+        if new is not None and len(new.keys) < 2 and new.keys not in [place.keys for _, place in places]:
+            places.append((name, new))
     differences: list[Difference] = []
     place_texts: list[str] = []
-    for name, out_keys in zip(state_names, outs, strict=True):
+    for name, place in places:
         state_type = traced.arguments[name]
-        place = _state_place(name, state_type, traced.result, out_keys, is_several)
         place_texts.append(f"`{name}` ({place.text})")
         for path, (kind, left, right, hint) in compare_types(names[name], state_type, place.part):
             differences.append(Difference(f"{name}{path}", kind, left, right, hint or _advice(kind, left)))
         differences += _newly_committed(name, names, traced)
-    return Forecast(differences, inner_name(step), " and ".join(place_texts))
+    found = {name for name, _ in places}
+    return Forecast(
+        differences, inner_name(step), " and ".join(place_texts), [f"`{name}`" for name in others if name not in found]
+    )
 
 
 def _name_of(arg: int | str, names: dict[str, Any], n_positional: int) -> str:
