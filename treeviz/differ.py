@@ -12,8 +12,16 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Side
 from treeviz.analysis.compare.difference import MEANINGS, Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.compare.merged import Merged, count_kinds, headline, merged, merged_with_all, same_trees
-from treeviz.analysis.compare.rearranged import with_hints
+from treeviz.analysis.compare.merged import (
+    Merged,
+    count_kinds,
+    headline,
+    merged,
+    merged_with_all,
+    same_trees,
+    same_values,
+)
+from treeviz.analysis.compare.rearranged import mapping_of, with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences, with_layers
 from treeviz.analysis.compare.values import ValueDifference
 from treeviz.explorer.explored import DiffView, Leaves
@@ -41,9 +49,12 @@ class TreeDiff(DiffView):
 
     Attributes:
       not_compared: Why the values of some leaves were not compared, by key path: "shape only", "deleted" …
+      mapping: The names of arrays of the first tree, and the other names that they have in the second one; it may be
+        passed as `mapping`.
     """
 
     not_compared: dict[str, str]
+    mapping: dict[Any, Any]
     _brief: View
     _found: Sequence[Sequence[Difference]]
     _gaps: Mapping[int, ValueDifference]
@@ -62,6 +73,7 @@ class TreeDiff(DiffView):
         lines = (
             *headline(kinds, tables.n_same, tables.n_unknown, values=values),
             *(same_trees(found) if values else ()),
+            *same_values(sides[0], found[0]),
         )
         is_cut = tables.n_same and tables.is_cut
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
@@ -76,6 +88,7 @@ class TreeDiff(DiffView):
         object.__setattr__(self, "leaves", _leaves(tables, found, sides))
         object.__setattr__(self, "_found", [pair.differences for pair in found])
         object.__setattr__(self, "not_compared", not_compared)
+        object.__setattr__(self, "mapping", mapping_of((sides[0].table, sides[1].table), found[0].matches))
 
     @computed_once
     def differences(self) -> Differences:
@@ -132,6 +145,8 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     stacked: Stacked = (),
+    like: str | None = None,
+    mapping: Mapping[Any, Any] | Callable[[str], Any] | None = None,
 ) -> TreeDiff:
     """Show every difference between two trees: structure, static fields, shapes, dtypes, sharding, values.
 
@@ -162,11 +177,18 @@ def diff(
         and PRNG keys are equal only to themselves.
       stacked: As in `treeviz.render`, globs of arrays of the first tree that hold all layers of a model, "layers/*":
         differences in their values then name the layers, and `find('layers:"3"')` finds the differences in one layer.
+      like: "values": only values of arrays count, whatever their names, containers, layouts, order and dtypes. An array
+        whose values no array of the other tree has is "missing" or "extra".
+      mapping: The names of arrays in the other tree, for those that are not found: `{"layers.*.attn.q_proj.weight":
+        "layers/*/attn/query/kernel"}`, a function from one name to the other, or the `mapping` of a result. Without its
+        "*" the other name is a stack of the layers; a tuple of names is joined in one array.
 
     Raises:
       TypeError: There are fewer than two trees, or `stacked` is not a glob.
-      ValueError: No array matches `stacked`.
+      ValueError: No array matches `stacked` or a name in `mapping`, or `like` is another word.
     """
+    if like not in (None, "values") or (not values and (like or mapping)):
+        raise ValueError(f'diff: like={like!r}, values={values}: pass like="values", and not values=False')
     if len(trees) < 2:
         raise TypeError(f"diff: pass two or more trees, got {len(trees)}: diff(before, after)")
     first, *others = sides = [_side(tree, is_leaf) for tree in trees]
@@ -176,6 +198,10 @@ def diff(
             other,
             find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i, bars=len(others) == 1),
             values=values,
+            rtol=rtol,
+            atol=atol,
+            mapping=mapping,
+            only_values=like is not None,
         )
         for i, other in enumerate(others, 1)
     ]
@@ -255,7 +281,7 @@ def assert_same(
     __tracebackhide__ = True  # pytest shows the call instead
     first, other = _side(left, is_leaf), _side(right, is_leaf)
     found = find_differences(first, other, values=values, rtol=rtol, atol=atol)
-    found = with_hints(first, other, found, values=values)
+    found = with_hints(first, other, found, values=values, rtol=rtol, atol=atol)
     keystr = first.table.keystrs()
     unknown = [
         f"{keystr(int(found.aligned.left[row])) or 'the root'}: not compared: {reason}"

@@ -36,6 +36,10 @@ def test_two_files_are_compared_and_the_status_says_whether_they_differ(saved, c
     assert main(["diff", a, b, "--github", "--html", "out.html"]) == DIFFERENT
     assert capsys.readouterr().out.startswith("### ") and Path("out.html").stat().st_size > 10_000
     assert main(["diff", a]) == TROUBLE
+    renamed = saved("c.npz", {"v.kernel": np.arange(6, dtype=np.float32), "v.bias": np.zeros(2)})
+    assert main(["diff", a, renamed]) == main(["diff", b, renamed, "--only-values"]) == DIFFERENT
+    assert main(["diff", a, renamed, "--only-values"]) == 0
+    assert "same values under other names: 2 of 2 arrays" in capsys.readouterr().out
 
 
 def test_a_file_without_names_is_compared_in_the_tree_that_like_names_with_one_that_has_them(saved, capsys):

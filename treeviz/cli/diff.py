@@ -46,6 +46,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="arrays with all layers along their first axis, for example 'layers/*': show which layers differ; "
         "repeatable",
     )
+    parser.add_argument(
+        "--only-values",
+        action="store_true",
+        help="compare only values of arrays, whatever their names, order and layout",
+    )
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
     add_list(
@@ -72,7 +77,8 @@ def _two(options: argparse.Namespace) -> int:
     if options.find is not None and needs_values(options.find):
         raise ValueError("diff: --find knows no statistics of one tree; diff:nan finds where NaN are in one of the two")
     with stacks_of(options.files[0]):
-        differing = diff(*trees, values=options.values, rtol=options.rtol, atol=options.atol, stacked=options.stacked)
+        given = {name: getattr(options, name) for name in ("values", "rtol", "atol", "stacked")}
+        differing = diff(*trees, like="values" if options.only_values else None, **given)
 
     def summary() -> str:
         n = len(differing.differences)
@@ -105,7 +111,7 @@ def _drift(options: argparse.Namespace) -> int:
     from treeviz.tree.facts import Note
     from treeviz.views.tree_view import TreeView
 
-    if not options.values or options.rtol or options.atol or options.stacked:
+    if not options.values or options.rtol or options.atol or options.stacked or options.only_values:
         raise ValueError("diff: with more than two files, values are compared in full and without tolerances")
     if is_list(options):
         raise ValueError("diff: --find, --sort and --top work with two files only")

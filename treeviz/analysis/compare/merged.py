@@ -15,7 +15,7 @@ import numpy as np
 from treeviz.analysis.compare.aligned import NONE, Aligned, Side, align
 from treeviz.analysis.compare.difference import MEANINGS, Difference
 from treeviz.analysis.compare.tree_diff import Found
-from treeviz.analysis.compare.values import Gaps, gap_details, pieces_of_both
+from treeviz.analysis.compare.values import Gaps, ValueDifference, gap_details, pieces_of_both
 from treeviz.analysis.facts import fact_columns, size_columns
 from treeviz.tree.facts import Column, Facts, Note
 from treeviz.tree.keys import Key
@@ -357,6 +357,18 @@ def same_trees(found: Sequence[Found]) -> tuple[str, ...]:
     if not same or not any(one.kinds for one in found):
         return ()
     return (f"tree {same[0]} is the same" if len(same) == 1 else f"trees {', '.join(same)} are the same",)
+
+
+def same_values(left: Side, found: Found) -> tuple[str, ...]:
+    """ "same values under other names: 147 of 148 arrays; largest gap: ['h.3.w']" """
+    rows, differ, sizes = {gap.row for gap in found.mapped}, set[int](), list[tuple[float, int]]()
+    for row, _, gap, _ in found.mapped:
+        differ |= {row} if gap is not None else set()
+        sizes += [(math.inf if gap.n_nan else gap.max_abs, row)] if isinstance(gap, ValueDifference) else []
+    n = len(rows) - len(differ)
+    text = f"same values under other names: {n:,} of {len(rows):,} {'array' if len(rows) == 1 else 'arrays'}"
+    text += f"; largest gap: {left.table[max(sizes)[1]].keystr}" if sizes else ""
+    return (text,) if rows else ()
 
 
 def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:

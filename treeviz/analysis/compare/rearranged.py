@@ -7,20 +7,23 @@ aligned rows of both trees, as in `Aligned`; all other rows are rows of one tree
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import partial
-from itertools import islice, takewhile
+from itertools import chain, combinations, islice, product, takewhile
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from treeviz.analysis.compare.aligned import MAPPINGS, NONE, Side
-from treeviz.analysis.compare.difference import Differences, Hint, with_hint
-from treeviz.analysis.compare.tree_diff import Found, subtree_text, transpose_code, transposing
+from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
+from treeviz.analysis.compare.mapped import FLOATS, Match, Part, Values
+from treeviz.analysis.compare.tree_diff import UNKNOWN, Found, subtree_text, transpose_code, transposing
+from treeviz.analysis.compare.values import Gaps, gap_texts
 from treeviz.analysis.stats.arrays import host_view, lies_on_host
 from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.stored import Stored
@@ -35,9 +38,13 @@ _MOST_ELEMENTS = 2_000  # of all lists that are searched for moved elements
 _MOST_PLACES = 3  # that a hint names
 _LEAST = 2  # leaves of a subtree that is matched by structure alone, and arrays matched by their names
 _MOST_ARRAYS = 20_000
+_MOST_PAIRS = 10_000  # of arrays that are compared by their names
+_MOST_JOINED = 12  # arrays of like names, some of which may have been joined
+_LIKE = 0.5  # share of values that two arrays have in common
 _MOST_LINES = 60  # of code
 _DEEPEST = 64  # levels: no name holds a longer path
 _WORDS = re.compile(r"[./_\-]+|(?<=[a-zA-Z])(?=\d)")  # "layers_0", "layers0" and "layers/0" have the same words
+_NUMBER = re.compile(r"\d+")
 _SEPARATORS = re.compile(r"[^./]([./])[^./]")
 _SYNONYMS = dict.fromkeys(("kernel", "scale", "embedding", "embeddings", "w", "gamma"), "weight") | {
     "b": "bias",
@@ -50,13 +57,24 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @gc_paused()
-def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) -> Found:
-    """The differences with hints about their possible causes.
+def with_hints(
+    left: Side,
+    right: Side,
+    found: Found,
+    *,
+    values: bool = True,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    mapping: Mapping | Callable[[str], Any] | None = None,
+    only_values: bool = False,
+) -> Found:
+    """The differences with hints about their possible causes, and those in values under other names.
 
     Args:
-      values: Distinguish elements of a list by the first values of arrays in host memory.
+      values: Compare arrays under other names, and distinguish elements of a list by the first values.
+      mapping, only_values: As in `treeviz.diff`; `only_values` is like="values".
     """
-    if set(_KINDS).isdisjoint(found.kinds):
+    if set(_KINDS).isdisjoint(found.kinds) and not only_values:
         return found
     trees, hints = Trees(left, right, found, values), dict[int, Hint]()
     for hypothesis in HYPOTHESES:
@@ -73,7 +91,75 @@ def with_hints(left: Side, right: Side, found: Found, *, values: bool = True) ->
         differences.append(with_hint(difference, hints[at]) if gets_hint else difference)
         if gets_hint:
             hinted.add(at)
-    return found._replace(differences=differences)
+    found = found._replace(differences=differences)
+    return _with_mapped(trees, found, rtol, atol, mapping, only_values) if values else found
+
+
+def _with_mapped(
+    trees: Trees,
+    found: Found,
+    rtol: float,
+    atol: float,
+    mapping: Mapping | Callable[[str], Any] | None,
+    only_values: bool,
+) -> Found:
+    """The differences with those of arrays that have other names in the other tree.
+
+    Args:
+      only_values: Without all other differences, but for arrays that only one tree has. Arrays that have a counterpart
+        with other values are matched again.
+    """
+    rows, unknown, gaps = [*zip(found.rows, found.kinds, found.differences, strict=True)], {**found.not_compared}, {}
+    pairs = None
+    if only_values:
+        both = [(trees.pair(at), at) for at, kind, _ in rows if kind in ("value", "NaN", "shape")]
+        pairs = [
+            pair
+            for pair, _ in dict(both).items()
+            if all(t.facts[t.fact_codes[row]].shape is not None for t, row in zip(trees.tables, pair, strict=True))
+        ]
+        rows = [it for it in rows if it[1] == "error"]
+        for alone, own in zip(trees.are_alone, zip(*pairs, strict=True), strict=False):
+            alone[[*own]] = True
+    dtypes = {np.dtype(FLOATS[it.dtype]) for table in trees.tables for it in table.facts if it.dtype in FLOATS}
+    values = Values((trees.sides[0].nodes, trees.sides[1].nodes), dtypes)
+    matches = same_values(trees, values, [] if mapping is None else given_matches(trees, values, mapping), pairs)
+    mapped = [gap for match in matches for gap in values.compare(match, rtol, atol)]
+    paths = [table.keystrs() for table in trees.tables]
+    for row, other, gap, text in mapped:
+        at = int(trees.at[0][row])
+        place = f"is {paths[1](other)} in the other{', ' * bool(text)}{text}"
+        if isinstance(gap, str):
+            unknown[at] = gap
+        elif gap is not None:
+            for kind, a, b, hint in gap_texts(gap):
+                hint = "; ".join(filter(None, (hint, place)))
+                rows.append((at, kind, Difference(paths[0](row), kind, a, b, hint, found.tree)))
+            gap.at = gap.nan_at = ()  # in another layout
+            if at in gaps:  # another layer of a stack
+                gaps[at].take(gap)
+            gaps.setdefault(at, gap)
+    for side, kind in enumerate(("missing", "extra") if only_values else ()):
+        table, known = trees.tables[side], {gap[side] for gap in mapped}
+        for row in np.flatnonzero(trees.are_alone[side] & _is_array(table)).tolist():
+            at = int(max(trees.at[side][row], trees.at[side][table.parent[row]], 0))
+            if (kind_of_leaf := table.facts[table.fact_codes[row]].kind) in UNKNOWN:
+                unknown[at] = kind_of_leaf
+            elif row not in known:
+                text = subtree_text(table, row)
+                rows.append(
+                    (at, kind, Difference(paths[side](row), kind, text * (1 - side), text * side, "", found.tree))
+                )
+    rows.sort(key=lambda it: it[0])
+    return found._replace(
+        differences=Differences(it[2] for it in rows),
+        kinds=[it[1] for it in rows],
+        rows=[it[0] for it in rows],
+        gaps=Gaps(gaps, []) if only_values else found.gaps.with_more(gaps),
+        not_compared=unknown,
+        mapped=mapped,
+        matches=matches,
+    )
 
 
 class Trees:
@@ -769,6 +855,312 @@ def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict
             else None
         )
     return turned
+
+
+# Arrays of both trees with the same values, whatever their names
+
+
+class _Evidence:
+    """What is known of the names of both trees from arrays that were matched by their values."""
+
+    def __init__(self, words: tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]) -> None:
+        self._words, self._known = words, set[tuple[Any, Any]]()
+
+    def add(self, left: int, right: int) -> None:
+        one, other = self._names(left, right)
+        self._known.update(product(_beginnings(one), _beginnings(other)))
+        self._known.add((_pattern(one)[0], _pattern(other)[0]))
+
+    def score(self, left: int, right: int) -> float:
+        one, other = names = self._names(left, right)
+        above = max((len(a) + len(b) for a, b in product(*map(_beginnings, names)) if (a, b) in self._known), default=0)
+        numbers, same_last = (
+            [_pattern(name)[1] for name in names],
+            words_of(".".join(one[-1:])) == words_of(".".join(other[-1:])),
+        )
+        return (
+            self.are_alike(left, right) * 100
+            + above
+            + 2 * (numbers[0] == numbers[1])
+            + same_last
+            + (len({*one} & {*other}) / max(len(one), len(other)))
+        )
+
+    def are_alike(self, left: int, right: int) -> bool:
+        """Whether other layers have the same two names."""
+        patterns = [_pattern(name) for name in self._names(left, right)]
+        return patterns[0][1] == patterns[1][1] and tuple(pattern for pattern, _ in patterns) in self._known
+
+    def _names(self, left: int, right: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self._words[0][left], self._words[1][right]
+
+
+def _beginnings(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [words[:n] for n in range(max(1, len(words) - 4), len(words))]
+
+
+def _pattern(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words with "*" for numbers, and the numbers."""
+    return tuple("*" if word.isdecimal() else word for word in words), tuple(filter(str.isdecimal, words))
+
+
+def same_values(
+    trees: Trees, values: Values, given: Sequence[Match], pairs: Sequence[tuple[int, int]] | None
+) -> list[Match]:
+    """Arrays without a counterpart, matched by their values; then by names like those of others, and by any names.
+
+    Args:
+      given: Matches that are known.
+      pairs: Arrays with one name, which are matched if no others have their values; None if only other names count.
+    """
+    arrays = []
+    for side, (alone, table) in enumerate(zip(trees.are_alone, trees.tables, strict=True)):
+        can_read = np.array([facts.kind not in UNKNOWN for facts in table.facts])[table.fact_codes]
+        is_given = np.zeros(len(table), bool)
+        is_given[[row for match in given for part in match[side] for row in part.rows]] = True
+        arrays.append(_arrays(table, np.flatnonzero(alone & _is_array(table) & can_read & ~is_given).tolist()))
+    matches = [*given]
+    if max(map(len, arrays)) > _MOST_ARRAYS or not (all(arrays) or (pairs is not None and any(arrays))):
+        return matches
+    known = _Evidence(tuple({array.rows[0]: array.words for array in own} for own in arrays))  # type: ignore[arg-type]
+    free = [{array.rows[0]: array for array in own} for own in arrays]
+
+    def take(left: Sequence[Part], right: Sequence[Part]) -> None:
+        parts = tuple(left), tuple(right)
+        if all(row in own for own, several in zip(free, parts, strict=True) for part in several for row in part.rows):
+            matches.append(Match(*parts))
+            for pair in product(*([part.rows[0] for part in several] for several in parts)):
+                known.add(*pair)
+            for own, several in zip(free, parts, strict=True):
+                for part in several:
+                    for row in part.rows:
+                        del own[row]
+
+    def pair_up(groups: Iterable[tuple[list[int], list[int]]], least: Callable[[int, int], bool]) -> None:
+        for left, right in groups:
+            pairs = (
+                [*product(left, right)] if len(left) * len(right) <= _MOST_PAIRS else [*zip(left, right, strict=False)]
+            )
+            for one, other in sorted(filter(lambda pair: least(*pair), pairs), key=lambda pair: -known.score(*pair)):
+                take([Part((one,))], [Part((other,))])
+
+    by_values = _grouped(free, lambda side, array: (_size(array), _digest(values, side, array.rows)))
+    pair_up((group for group in by_values if len(group[0]) == len(group[1]) == 1), lambda *_: True)
+    for sides in _joined(free, values, known):
+        take(*sides)
+    pair_up(by_values, lambda *_: True)
+    for left, right in pairs or ():
+        if {left} <= free[0].keys() and {right} <= free[1].keys() and _size(free[0][left]) == _size(free[1][right]):
+            take([Part((left,))], [Part((right,))])
+    by_size = lambda: _grouped(free, lambda _, array: _size(array))  # noqa: E731
+    pair_up(by_size(), known.are_alike)
+    pair_up(by_size(), lambda one, other: one in free[0] and other in free[1] and values.likeness(one, other) >= _LIKE)
+    named = _pairs(*([*own.values()] for own in free))
+    for pair in named if len(named) + len(matches) >= _LEAST else ():
+        if len(pair.arrays[0].rows) == len(pair.arrays[1].rows):
+            take(*([Part((row,)) for row in array.rows[:1]] for array in pair.arrays))
+        else:
+            take(*([Part(array.rows, pair.axis if len(array.rows) == 1 else None)] for array in pair.arrays))
+    for side, own in enumerate(free):  # tied weights: what the other tree has once
+        table, sizes = trees.tables[1 - side], {_size(array) for array in own.values()}
+        others = {}
+        for row in np.flatnonzero(_is_array(table)).tolist() if own else ():
+            if math.prod(table[row].shape or ()) in sizes:
+                others.setdefault(_digest(values, 1 - side, [row]), row)
+        for row in [row for row, array in own.items() if array.shape and values.varies(side, row)]:
+            if (other := others.get(_digest(values, side, [row]))) is not None:
+                parts = (Part((row,)),), (Part((other,)),)
+                matches.append(Match(*(parts if side == 0 else parts[::-1])))
+    return matches
+
+
+def array_names(table: TreeTable) -> dict[str, int]:
+    """The rows of arrays by the keys of their paths, joined by dots."""
+    rows = [row for row in np.flatnonzero(_is_array(table)).tolist() if table.depth[row] <= _DEEPEST]
+    return {".".join(key.segment for key in table.path(row)).replace("/", "."): row for row in rows}
+
+
+def given_matches(trees: Trees, values: Values, mapping: Mapping | Callable[[str], Any]) -> list[Match]:
+    """The matches that a mapping of names describes; see `treeviz.diff`.
+
+    Raises:
+      ValueError: A name of the mapping is that of no array.
+    """
+    names, rules, matches = [array_names(table) for table in trees.tables], dict[Any, Any](), list[Match]()
+    if isinstance(mapping, Mapping):
+        rules = {key if isinstance(key, tuple) else (key,): value for key, value in mapping.items()}
+    else:
+        for name in names[0]:
+            rules.setdefault(mapping(name), []).append(name)
+        rules = {tuple(own): name for name, own in rules.items() if name is not None}
+    for left, right in rules.items():
+        sides = [
+            [name.replace("/", ".") for name in side]
+            for side in (left, right if isinstance(right, tuple | list) else [right])
+        ]
+        rows = [[_matching(own, pattern) for pattern in patterns] for own, patterns in zip(names, sides, strict=True)]
+        for side, several in enumerate(rows):
+            for pattern in [pattern for pattern, found in zip(sides[side], several, strict=True) if not found]:
+                some = ", ".join([*names[side]][:3])
+                raise ValueError(
+                    f"diff: mapping: {pattern!r} is no array of the {_THERE[1 - side]} tree, which has {some} …"
+                )
+        n_stars = [max(pattern.count("*") for pattern in patterns) for patterns in sides]
+        for stars in dict.fromkeys(key[: min(n_stars)] for key in rows[n_stars[1] > n_stars[0]][0]):
+            parts = [
+                [[row for key, row in found.items() if key[: len(stars)] == stars] for found in several]
+                for several in rows
+            ]
+            if not all(map(all, parts)) or len({len(own) for several in parts for own in several} | {1}) > 2:
+                raise ValueError(
+                    f"diff: mapping: {left!r} and {right!r} do not name the same layers: {', '.join(stars)}"
+                )
+            if not isinstance(mapping, Mapping):  # several of one new name are its layers
+                parts = [[[*chain.from_iterable(several)]] for several in parts]
+            layers = next(
+                ((side, own) for side, several in enumerate(parts) for own in several if len(own) > 1), (0, [0])
+            )
+            matches.append(
+                Match(
+                    *(tuple(_part(values, side, own, *layers) for own in several) for side, several in enumerate(parts))
+                )
+            )  # type: ignore[arg-type]
+    return matches
+
+
+def _part(values: Values, side: int, rows: list[int], side_of_layers: int, layers: list[int]) -> Part:
+    """A part with the axis along which it has most of some layers, if it is one array."""
+    shape = values.node(side, rows[0]).shape
+    axes = [axis for axis, size in enumerate(shape) if size == len(layers) > len(rows)]
+    if not axes:
+        return Part(tuple(rows))
+    wanted = {*(_digest(values, side_of_layers, layers) or ())}
+    return Part(tuple(rows), max(axes, key=lambda axis: len(wanted & {*(_digest(values, side, rows, axis) or ())})))
+
+
+def mapping_of(tables: tuple[TreeTable, TreeTable], matches: Sequence[Match]) -> dict[Any, Any]:
+    """The names of matches, with "*" for the number of a layer where all arrays of that name match."""
+    names = [{row: name for name, row in array_names(table).items()} for table in tables] if matches else []
+    groups = defaultdict(list)
+    for match in matches:
+        pair = [
+            [_starred([own.get(row, "") for row in part.rows]) for part in parts]
+            for own, parts in zip(names, match, strict=True)
+        ]
+        layers = {number[0] if (number := _NUMBER.search(name)) else "" for side in pair for name in side}
+        stars = [tuple(_NUMBER.sub("*", name, count=1) for name in side) for side in pair]
+        groups[tuple(stars if len(layers) == 1 else map(tuple, pair))].append(tuple(map(tuple, pair)))
+    n_left = Counter(_NUMBER.sub("*", name, count=1) for name in names[0].values()) if names else Counter()
+    found = {}
+    for stars, members in groups.items():
+        is_whole = len(members) > 1 and all(n_left[name] == len(members) for name in stars[0])
+        for left, right in [stars] if is_whole else members:
+            found[left if len(left) > 1 else left[0]] = right if len(right) > 1 else right[0]
+    return found
+
+
+def _starred(names: list[str]) -> str:
+    """One name for all layers, with "*" for the number in which they differ."""
+    own, others = (re.split(r"(\d+)", name) for name in (names[0], names[-1]))
+    return "".join("*" if part != other else part for part, other in zip(own, others, strict=False))
+
+
+def _matching(names: dict[str, int], pattern: str) -> dict[tuple[str, ...], int]:
+    """The rows whose names match, by what stands for each "*", numbers in their order."""
+    expression = re.compile("(.*?)".join(map(re.escape, pattern.split("*"))).replace("(.*?)", "([^.]*)"))
+    found = {match.groups(): row for name, row in names.items() if (match := expression.fullmatch(name))}
+    return dict(sorted(found.items(), key=lambda it: [(len(star) * star.isdecimal(), star) for star in it[0]]))
+
+
+def _size(array: _Array) -> int:
+    return math.prod(array.shape)
+
+
+def _digest(values: Values, side: int, rows: Sequence[int], axis: int | None = None) -> tuple[int, ...] | None:
+    digests = [values.digests(side, row, axis) for row in rows]
+    return None if any(it is None for it in digests) else tuple(np.concatenate(digests).tolist())  # type: ignore[arg-type]
+
+
+def _grouped(free: list[dict[int, _Array]], key_of: Callable[[int, _Array], Any]) -> list[tuple[list[int], list[int]]]:
+    """The rows of both trees with equal keys."""
+    groups: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for side, own in enumerate(free):
+        for row, array in own.items():
+            groups[key_of(side, array)][side].append(row)
+    return [
+        group
+        for key, group in groups.items()
+        if all(group) and key is not None and (type(key) is not tuple or None not in key)
+    ]
+
+
+def _joined(free: list[dict[int, _Array]], values: Values, known: _Evidence) -> Iterator[tuple[list[Part], list[Part]]]:
+    """Stacks of layers, and arrays that join others, the surest first."""
+    layers = [_layers([*own.values()]) for own in free]
+    sizes = {len(group.rows) for side in layers for group in side}
+    found = []
+    for side in (0, 1):
+        parts = []  # (part, its words, the size of a layer, the digest of each layer)
+        for array in (*free[side].values(), *layers[side]):
+            size = _size(array)
+            axes = [k for k, n in enumerate(array.shape) if n in sizes and len(array.rows) == 1]
+            for axis in (None, *axes):
+                digests = _digest(values, side, array.rows, axis)
+                if digests and size:
+                    parts.append(
+                        (
+                            Part(array.rows, axis),
+                            array.words,
+                            size // (len(digests) if axis is not None else 1),
+                            digests,
+                        )
+                    )
+        found.append(parts)
+    candidates = []
+    for side in (0, 1):
+        sizes_here = {(len(digests), size) for _, _, size, digests in found[side]}
+        sums: dict[Any, list[tuple[Part, ...]]] = defaultdict(list)  # by the layer, its size and digest
+        for several in _together(found[1 - side]):
+            size, n = sum(it[2] for it in several), len(several[0][3])
+            if (n, size) in sizes_here and n * len(several) > 1:
+                for i, column in enumerate(zip(*(it[3] for it in several), strict=True)):
+                    sums[i, n, size, sum(column) % 2**64].append(tuple(it[0] for it in several))
+        for part, _, size, digests in found[side]:
+            known_sums = [sums.get((i, len(digests), size, digest), []) for i, digest in enumerate(digests)]
+            votes = Counter(chain.from_iterable(it for it in known_sums if len(it) <= _MOST_JOINED))
+            for several, n in votes.items():
+                if 2 * n >= len(digests) and not all(it.axis is not None for it in (part, *several)):
+                    pair = ([part], [*several]) if side == 0 else ([*several], [part])
+                    score = max(known.score(one.rows[0], other.rows[0]) for one in pair[0] for other in pair[1])
+                    candidates.append((n / len(digests), score, pair))
+    for _, _, pair in sorted(candidates, key=lambda it: (-it[0], -it[1])):
+        yield pair
+    for side in (0, 1):  # of parts that are joined once, at least one must be the same
+        by_size = defaultdict(list)
+        for row, array in free[side].items():
+            by_size[_size(array)].append(row)
+        for several in _together([it for it in found[1 - side] if len(it[3]) == 1 and it[0].rows[0] in free[1 - side]]):
+            rows, size = [it[0].rows[0] for it in several], sum(it[2] for it in several)
+            for row in by_size.get(size, [])[:_MOST_JOINED] if len(rows) > 1 else ():
+                if row in free[side] and values.has_parts(side, row, rows):
+                    parts = [Part((row,))], [it[0] for it in several]
+                    yield parts if side == 0 else parts[::-1]
+
+
+def _together(parts: list[Any]) -> Iterator[tuple[Any, ...]]:
+    """Each part, and those with like names that may have been joined: query, key and value."""
+    yield from ((part,) for part in parts)
+    groups: dict[Any, dict[int, Any]] = defaultdict(dict)
+    for i, part in enumerate(parts):
+        for n in (1, 2, 3):
+            groups[part[1][:-n], words_of(".".join(part[1][-1:])), len(part[3]), part[0].axis][i] = part
+    seen = set[tuple[int, ...]]()
+    for group in groups.values():
+        for n in (2, 3) if len(group) <= _MOST_JOINED else ():
+            for chosen in combinations(group, n):
+                if chosen not in seen:
+                    seen.add(chosen)
+                    yield tuple(parts[i] for i in chosen)
 
 
 # The code that converts the first tree

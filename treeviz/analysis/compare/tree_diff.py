@@ -28,6 +28,7 @@ from treeviz.analysis.compare.aligned import (
     same_facts,
 )
 from treeviz.analysis.compare.difference import Difference, Differences, Unmade
+from treeviz.analysis.compare.mapped import FLOATS, Gap, Match, are_floats, narrower, rounded
 from treeviz.analysis.compare.values import (
     CannotCompare,
     Gaps,
@@ -225,6 +226,11 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
         )
     if left.sharding is not None and right.sharding is not None:
         found += _compare_shardings(left, right, are_equivalent)
+    for known, bare in ((left, right), (right, left)):  # a checkpoint is restored as its target says
+        is_bare = bare.sharding is None and bare.kind == "shape only" and known.sharding is not None
+        if is_bare and (known.kind == "shape only" or known.sharding.n_devices > 1):  # type: ignore[union-attr]
+            texts = (sharding_text(facts) if facts.sharding is not None else "none" for facts in (left, right))
+            found.append(("sharding", *texts, "a checkpoint is restored with the sharding of the target"))
     return found
 
 
@@ -300,7 +306,7 @@ def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
 
 
 _BUILTIN = (*MAPPINGS, list, tuple, type(None))
-_UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
+UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
 RAISED = "comparing them raised "  # the beginning of a reason
 _OF_CONTAINERS = ("type", "none", "leaf", "python type")
 _MOST_CONTAINERS = 3  # kinds of containers that a difference names
@@ -319,6 +325,8 @@ class Found(NamedTuple):
       bars: The magnitudes of both sides if values differ, by aligned row; see `magnitudes`.
       layers: The layers that differ in an array of all layers, by aligned row.
       n_trees: The number of trees compared with the first.
+      tree: The position of the other tree among the arguments.
+      mapped: How arrays differ from those with other names in the other tree, which `matches` has.
     """
 
     aligned: Aligned
@@ -330,6 +338,9 @@ class Found(NamedTuple):
     bars: dict[int, Bars]
     layers: Mapping[int, Sequence[int]] = {}
     n_trees: int = 1
+    tree: int = 1
+    mapped: Sequence[Gap] = ()
+    matches: Sequence[Match] = ()
 
 
 def find_differences(
@@ -376,7 +387,7 @@ class _Differ:
         self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent])
         gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
-        return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn)
+        return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn, tree=self._tree)
 
     def _name_containers_once(self, aligned: Aligned, apart: np.ndarray) -> None:
         """Name the containers inside one of another kind in its own difference, as in a restored checkpoint."""
@@ -557,7 +568,7 @@ class _Differ:
         if a.kind == b.kind == "placeholder":  # of two treedefs, which have no values
             return
         for facts in (a, b):
-            if facts.kind in _UNKNOWN:
+            if facts.kind in UNKNOWN:
                 self._not_compared[at] = facts.kind
                 return
         if a.dtype.startswith("key<") and a.dtype == b.dtype:
@@ -581,7 +592,15 @@ class _Differ:
         key = id(left), id(right)
         if key not in self._met:
             self._met[key] = self._gap(left, right)
-        self._take(at, left, right, self._met[key])
+        gap = self._met[key]
+        if isinstance(gap, ValueDifference) and are_floats(left, right) and left.dtype != right.dtype:
+            rounded_gap = self._gap(left, right, rounded)
+            if not isinstance(rounded_gap, str):
+                gap = rounded_gap
+                text = f"{'the same' if gap is None else 'compared'} after rounding to {narrower(left, right)}"
+                i = next(i for i in reversed(range(len(self._found))) if self._found[i][1][0] == "dtype")
+                self._found[i] = at, (*self._found[i][1][:-1], text)
+        self._take(at, left, right, gap)
 
     def _take(self, at: int, left: Any, right: Any, gap: ValueDifference | str | None) -> None:
         if isinstance(gap, str):
@@ -590,8 +609,9 @@ class _Differ:
             self._gaps[at] = gap
             gap.is_transpose = len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
 
-    def _gap(self, left: Any, right: Any) -> ValueDifference | str | None:
+    def _gap(self, left: Any, right: Any, before: Callable | None = None) -> ValueDifference | str | None:
         try:
+            left, right = before(left, right) if before else (left, right)
             compare = compare_stored if Stored in (type(left), type(right)) else compare_arrays
             gap = compare(left, right, rtol=self._rtol, atol=self._atol)
         except (CannotCompare, Refused) as why:
@@ -615,7 +635,7 @@ def _as_array(number: Any) -> Any:
 
 def _how(left: Facts, right: Facts) -> tuple[Reading, Reading] | None:
     """How to read two leaves of one shape in a batch; None if they must be read one by one."""
-    if left.shape != right.shape:
+    if left.shape != right.shape or (left.dtype != right.dtype and {left.dtype, right.dtype} <= FLOATS.keys()):
         return None
     readings = reading_of(left), reading_of(right)
     return None if None in readings else readings  # type: ignore[return-value]

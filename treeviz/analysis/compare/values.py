@@ -652,6 +652,9 @@ class Gaps(Mapping[int, ValueDifference]):
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 
+    def with_more(self, own: dict[int, ValueDifference]) -> Gaps:
+        return Gaps({**self._own, **own}, self._parts) if own else self
+
     def numbers(self) -> GapNumbers:
         own = list(self._own.values())
         rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
@@ -722,14 +725,14 @@ def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarr
       CannotCompare: One of them holds no numbers, or is partly in another process.
     """
     order = _order(left, right)
-    return _side_by_side(_pieces(left, order), _pieces(right, order))
+    return _side_by_side(pieces_of(left, order), pieces_of(right, order))
 
 
 def _order(left: Any, right: Any) -> str:
     return next((array.order for array in (left, right) if type(array) is Stored), "C")
 
 
-def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
+def pieces_of(array: Any, order: str) -> Iterator[np.ndarray]:
     """The values as flat arrays, in the given order."""
     if type(array) is Stored:
         if not holds_numbers(array.dtype):
@@ -738,7 +741,7 @@ def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
             yield from array.chunks()
             return
         array = np.asarray(array)
-    whole = np.atleast_1d(_whole(array))
+    whole = np.atleast_1d(whole_array(array))
     if order == "F":
         whole = whole.T
     n_rows = max(1, CHUNK_as_in_files // max(1, whole[:1].nbytes))
@@ -746,7 +749,7 @@ def _pieces(array: Any, order: str) -> Iterator[np.ndarray]:
         yield whole[i : i + n_rows].reshape(-1)
 
 
-def _whole(array: Any) -> np.ndarray:
+def whole_array(array: Any) -> np.ndarray:
     """An array in memory as a NumPy array; a view if it is on the host in one part."""
     parts = [(start, part if isinstance(part, np.ndarray) else host_view(part)) for start, part in parts_of(array)]
     if len(parts) == 1:
