@@ -941,8 +941,9 @@ def same_values(
             pairs = (
                 [*product(left, right)] if len(left) * len(right) <= _MOST_PAIRS else [*zip(left, right, strict=False)]
             )
-            for one, other in sorted(filter(lambda pair: least(*pair), pairs), key=lambda pair: -known.score(*pair)):
-                take([Part((one,))], [Part((other,))])
+            for one, other in sorted(pairs, key=lambda pair: -known.score(*pair)):
+                if one in free[0] and other in free[1] and least(one, other):
+                    take([Part((one,))], [Part((other,))])
 
     by_values = _grouped(free, lambda side, array: (_size(array), _digest(values, side, array.rows)))
     pair_up((group for group in by_values if len(group[0]) == len(group[1]) == 1), lambda *_: True)
@@ -954,7 +955,7 @@ def same_values(
             take([Part((left,))], [Part((right,))])
     by_size = lambda: _grouped(free, lambda _, array: _size(array))  # noqa: E731
     pair_up(by_size(), known.are_alike)
-    pair_up(by_size(), lambda one, other: one in free[0] and other in free[1] and values.likeness(one, other) >= _LIKE)
+    pair_up(by_size(), lambda one, other: values.likeness(one, other) >= _LIKE)
     named = _pairs(*([*own.values()] for own in free))
     for pair in named if len(named) + len(matches) >= _LEAST else ():
         if len(pair.arrays[0].rows) == len(pair.arrays[1].rows):
