@@ -337,7 +337,7 @@ def not_sampled(why: str) -> str:
 
 
 class ParamSampling:
-    """Measures "params" and "updates" of a step outside of it. If it cannot, `report` gets a note, but not of tracers."""
+    """Measures "params" and "updates" of a step outside of it. Where that is impossible, `report` gets a note."""
 
     def __init__(self, options: JitOptions, report: Callable[[str], None]) -> None:
         self._report = report
