@@ -75,9 +75,14 @@ IS_READY = {
     "treescope": """() => [...document.querySelectorAll("*")]
       .some((element) => element.shadowRoot?.querySelector("input"))""",
 }
+# The button is in a menu, which is made when it opens.
+OPEN_MENU = """async () => {
+  document.querySelector("[data-treeviz]")?.shadowRoot.querySelector("summary[title^=Levels]")?.click();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+}"""
 EXPAND_ALL = {
-    "treeviz": """() => document.querySelector("[data-treeviz]").shadowRoot
-      .querySelector("[aria-label='Expand all']").click()""",
+    "treeviz": """() => [...document.querySelector("[data-treeviz]").shadowRoot.querySelectorAll("button")]
+      .find((button) => [button.ariaLabel, button.textContent].includes("Expand all")).click()""",
     # It has no such button; this is what one would do.
     "treescope": """() => {
       const inside = [...document.querySelectorAll("*")].find((element) => element.shadowRoot).shadowRoot;
@@ -217,6 +222,7 @@ class _Pages:
             return meter.spent(lambda: page.mouse.click(x, y))
 
         toggles = [toggle_s() for _ in range(2 if is_long else N_TOGGLES)]
+        page.evaluate(OPEN_MENU)
         expand_all_s = meter.spent(lambda: page.evaluate(EXPAND_ALL[kind]))
         sorts, keystrokes, full = [float("nan")] * len(SORTS), [float("nan")], float("nan")
         if kind == "treeviz":

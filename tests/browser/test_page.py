@@ -1045,6 +1045,7 @@ def test_a_mismatch_has_a_mark_on_a_phone_also_where_it_is_in_a_closed_node(open
     tree["layers"][1]["attn"]["bias"] = np.ones(7)
     spec = {"embed": None, "layers": [{"attn": 0, "mlp": None}] * 3, "norm": None}
     page = opened(open_page(treeviz.overlay((spec,), (tree,)).html(), width=480))
+    assert page.locator(".headline .bad").all_inner_texts() == ["1 mismatch: 1 size"]
     titles = page.locator(".head button").all_inner_texts()
     assert titles.index("in_axes") == 2 and box(page, ".head button:nth-child(3) i")["x"] < 470
     open_menu(page, "View")

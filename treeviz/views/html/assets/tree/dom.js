@@ -55,8 +55,8 @@ export async function copy(text, place) {
 /** Follow the theme of the host: the view is dark where the text of the host is light. @param {HTMLElement} host @param {HTMLElement} root @param {AbortSignal} signal */
 export function followTheme(host, root, signal) {
   const update = () => {
-    const [red, green, blue] = getComputedStyle(host).color.match(/[\d.]+/g)?.map(Number) ?? [0, 0, 0];
-    root.classList.toggle("dark", 0.3 * red + 0.6 * green + 0.1 * blue > 140);
+    const [red, green] = getComputedStyle(host).color.match(/[\d.]+/g)?.map(Number) ?? [0, 0];
+    root.classList.toggle("dark", red + 2 * green > 420); // about its lightness
   };
   // JupyterLab loads the style sheet of a theme a moment after it sets the attribute.
   const soon = () => (update(), setTimeout(update, 300));

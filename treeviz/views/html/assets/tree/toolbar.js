@@ -39,7 +39,6 @@ export function toolbar(view) {
 
   // JAX sorts the keys of dicts.
   const inserted = tree.column("insertion");
-  const depths = Math.min(tree.maxDepth, 9);
   const title = (text) => h("div", { class: "title" }, text);
   const check = (text, checked, set, help = "") => h("label", { title: help }, h("input", { type: "checkbox", checked, change: ({ target }) => set(target.checked) }), text);
   // A click ends in the tree, where the reader looks next.
@@ -49,7 +48,7 @@ export function toolbar(view) {
       "select",
       { "aria-label": "Expand to level", change: () => (closeAll(), view.openTo(+depth.value)) },
       h("option", { value: "", hidden: true }, "Expand to level …"),
-      ...Array.from({ length: depths }, (_, i) => h("option", {}, `${i + 1}`)),
+      ...Array.from({ length: Math.min(tree.maxDepth, 9) }, (_, i) => h("option", {}, `${i + 1}`)),
       h("option", { value: tree.maxDepth }, "all"),
     );
     return [
