@@ -92,6 +92,10 @@ def test_a_quantity_of_saiunit_is_one_row_with_its_unit(stand_in):
     assert has_line(tree, "├─ i  Quantity 3.0  mV")
     assert has_line(tree, "└─ v  Quantity float32[3]", "mV")
     assert not walk_and_compare(tree).notes
+    volt = type("Volt", (Unit,), {"__str__": lambda self: "V"})
+    assert [str(each) for each in tv.diff(tree, {**tree, "v": Quantity(tree["v"]._mantissa, volt())}).differences] == [
+        "['v'][<flat index 0>]: static: mV → V"
+    ]
 
 
 def test_states_of_brainstate_show_their_values(stand_in):
@@ -168,6 +172,10 @@ def test_a_keras_model_is_its_variables(keras_model):
         "mlp/norm/scale",
     ]
     assert view.table.headline[1:3] == ("48 elements", "192 B") and not view.table.notes
+    changed = Keras.Model(*keras_model.variables[:2], Keras.Variable("mlp/norm/scale", jnp.ones(8).at[3].set(2)))
+    assert [str(each) for each in tv.diff(keras_model, changed).differences] == [
+        "[2]: value: 1 → 2 (at [3]; 1 of 8 differ)"
+    ]
     (inside,) = walk_and_compare({"m": keras_model}).leaves
     assert inside.facts.text == "3 variables, 1 not trainable: see .variables"
     assert inside.facts.static[1] == ("mlp/norm/mean", "float32[8]") and inside.notes == ()
@@ -205,6 +213,10 @@ def test_the_state_of_an_optimizer_of_jax_has_the_names_of_the_parameters():
     state = init({"layers": [{"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}], "b": jnp.ones(2)})
     table = walk_and_compare([state])
     assert [row.label for row in table[1].children] == ["b", "layers/0/w", "layers/1/w"]
+    (found,) = tv.diff(
+        state, init({"layers": [{"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}], "c": jnp.ones(2)})
+    ).differences
+    assert found.kind == "static" and "'b'" in found.left
     row = table.find("layers/1/w/1")[0]
     assert row.keystr == "[0][<flat index 0>][2][1]" and row.expression == "t[0].packed_state[2][1]"
     assert outline(walk_and_compare(init(jnp.ones(2))))[1:3] == [
@@ -217,7 +229,7 @@ def test_fields_of_coordax_show_dimensions_and_coordinates():
     cx = pytest.importorskip("coordax", reason="needs coordax")
     x, y = cx.SizedAxis("x", 3), cx.LabeledAxis("y", np.arange(2.0))
     tree = {"f": cx.field(jnp.ones((3, 2)), x, y), "g": cx.field(jnp.ones((3, 2)), "a", None)}
-    assert has_line(tree, "├─ f  Field float32[x 3, y 2]", "x: SizedAxis, y: LabeledAxis")
+    assert has_line(tree, "├─ f  Field float32[x 3, y 2]", "x: SizedAxis, y: LabeledAxis 0.0 to 1.0")
     assert has_line(tree, "└─ g  Field float32[a 3, 2]")
     table = walk_and_compare(tree)
     assert not table.notes and row_at(table, "['f'][<flat index 0>][<flat index 0>]").shape == (3, 2)

@@ -13,8 +13,13 @@ from treeviz.tree.text import class_name
 @describes_from("coordax", "Field")
 def field(node: Any) -> Description:
     coordinates = stored_attribute(node, "_axes")
-    text = ", ".join(f"{name}: {class_name(type(coordinate))}" for name, coordinate in coordinates.items())
+    text = ", ".join(f"{name}: {class_name(type(axis))}{_ticks(axis)}" for name, axis in coordinates.items())
     return Description("node", text=text, static=(), inline=True)
+
+
+def _ticks(axis: Any) -> str:
+    ticks = stored_attribute(axis, "ticks")
+    return f" {ticks[0]} to {ticks[-1]}" if hasattr(ticks, "shape") and len(ticks) else ""
 
 
 @describes_from("coordax.named_axes", "NamedArray")

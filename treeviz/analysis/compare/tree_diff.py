@@ -46,6 +46,7 @@ from treeviz.analysis.compare.values import SmallPart as Part
 from treeviz.analysis.facts import shape_text, sharding_text
 from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host
 from treeviz.analysis.stats.columns import value_statistics
+from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import stored_items
 from treeviz.tree.layers import Stacked, stacks_in
@@ -193,6 +194,7 @@ class LeafCodes:
                 leaf_facts.dtype,
                 leaf_facts.weak,
                 leaf_facts.sharding,
+                _of_box(leaf_facts),
             )
             code = self._codes.setdefault(key, len(self.facts))
             if code == len(self.facts):
@@ -220,6 +222,9 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
         if left.weak != right.weak:
             texts = ["weakly typed" if facts.weak else "not weakly typed" for facts in (left, right)]
             found.append(("weak type", *texts, "jit compiles again for the other"))
+    boxes = _of_box(left), _of_box(right)
+    if left.type == right.type and boxes[0] != boxes[1] and None not in boxes:
+        found.append(("static", *(text or "none" for text in boxes), ""))
     if (left.kind == "deleted") != (right.kind == "deleted"):
         found.append(
             ("deleted", *("deleted or donated" if facts.kind == "deleted" else "alive" for facts in (left, right)), "")
@@ -232,6 +237,15 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
             texts = (sharding_text(facts) if facts.sharding is not None else "none" for facts in (left, right))
             found.append(("sharding", *texts, "a checkpoint is restored with the sharding of the target"))
     return found
+
+
+def _of_box(facts: Facts) -> str | None:
+    """What is shown of the box around an array in its row: a unit, names of axes, metadata; None without a box."""
+    if not facts.module or facts.kind not in ("array", "numpy", "scalar", "shape only"):
+        return None
+    axes = f"axes ({', '.join(name or '·' for name in facts.axes)})" if facts.axes else ""
+    text = "" if facts.kind == "scalar" else facts.text
+    return ", ".join(filter(None, (axes, text, *("=".join(pair) for pair in facts.static))))
 
 
 def _compare_shardings(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
@@ -464,8 +478,9 @@ class _Differ:
             [*map(nodes.__getitem__, rows_of_side.tolist())]
             for nodes, rows_of_side in ((self._left.nodes, left_rows), (self._right.nodes, right_rows))
         )
-        are_same = np.fromiter(map(is_, left, right), bool, len(rows))
         facts, codes = self._leaf_codes.facts, (self._codes[0][left_rows], self._codes[1][right_rows])
+        # One array may be in two boxes.
+        are_same = np.fromiter(map(is_, left, right), bool, len(rows)) & (codes[0] == codes[1])
         distinct, first, pair_of_row = np.unique(
             codes[0] * len(facts) + codes[1], return_index=True, return_inverse=True
         )
@@ -532,7 +547,7 @@ class _Differ:
             return
         if n[0] != n[1]:
             self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
-        if not is_any(cls, _BUILTIN) and not has_base(cls, tuple):
+        if not is_any(cls, _BUILTIN):
             self._compare_aux(at, left_row, right_row)
 
     def _compare_aux(self, at: int, left_row: int, right_row: int) -> None:
@@ -551,10 +566,11 @@ class _Differ:
             tables = self._left.table, self._right.table
             shown[self._boxes[at]] -= 1  # the node
             self._add(at, ("leaf", *map(subtree_text, tables, shown), ""))
-        if left is right:
+        codes = int(self._codes[0][left_row]), int(self._codes[1][right_row])
+        if left is right and codes[0] == codes[1]:
             return
         facts = self._facts(left_row, right_row)
-        found = self._known[int(self._codes[0][left_row]), int(self._codes[1][right_row])]
+        found = self._known[codes]
         for finding in found:
             if finding[-1] == REVERSED and self._values and is_transpose(left, right):
                 finding = (*finding[:-1], "the transpose, with the same values: jnp.transpose(x)")
@@ -571,6 +587,8 @@ class _Differ:
             if facts.kind in UNKNOWN:
                 self._not_compared[at] = facts.kind
                 return
+        if a.kind == b.kind == "variable":
+            left, right = (leaf if (array := array_inside(leaf)) is None else array for leaf in (left, right))
         if a.dtype.startswith("key<") and a.dtype == b.dtype:
             self._compare_keys(at, left, right)
         elif _is_array(left) and _is_array(right):
