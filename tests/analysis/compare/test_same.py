@@ -56,7 +56,7 @@ CONTAINERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "Orbax without a target": lambda: (STATE, saved(STATE, lists=True)),
     "Orbax of variables": lambda: (STATE, saved(STATE, box=True)),
     "a tuple for a named tuple": lambda: (Point(PARAMS, f32(2)), (saved(PARAMS, lists=True), f32(2))),
-    "a class with fields": lambda: (Layer("n", PARAMS, [f32(2)]), {"w": saved(PARAMS), "b": [f32(2)]}),
+    "a class with fields": lambda: (Layer("n", PARAMS, [f32(2)]), {"w": saved(PARAMS), "b": [f32(2)], "cache": None}),
     "keys that JSON made texts": lambda: ((f32(2), {"a": f32(3)}), {0: f32(2), 1: {"a": f32(3)}}),
 }
 

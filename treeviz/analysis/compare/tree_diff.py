@@ -397,14 +397,22 @@ class _Differ:
             else:
                 self._compare_nodes(at, left_row, right_row)
                 apart[at] = not is_comparable(self._left, self._right, left_row, right_row)
-        self._name_containers_once(aligned, apart)
-        self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent])
+        converted = self._name_containers_once(aligned, apart)
+        is_leaf = [table.is_leaf[rows] & (rows != NONE) for table, rows in ((a, aligned.left), (b, aligned.right))]
+        n_before = np.append(0, np.cumsum(is_leaf[0] | is_leaf[1]))
+        is_empty = n_before[aligned.end] == n_before[:-1]  # a checkpoint leaves out containers without leaves
+        self._alone = np.flatnonzero(is_alone & ~apart[aligned.parent] & ~(is_empty & converted))
         gaps, unknown = Gaps(self._gaps, self._parts), dict(sorted(self._not_compared.items()))
         drawn = magnitudes(self._pairs(aligned, np.sort(gaps.numbers().rows).tolist())) if bars else {}
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn, tree=self._tree)
 
-    def _name_containers_once(self, aligned: Aligned, apart: np.ndarray) -> None:
-        """Name the containers inside one of another kind in its own difference, as in a restored checkpoint."""
+    def _name_containers_once(self, aligned: Aligned, apart: np.ndarray) -> np.ndarray:
+        """Name the containers inside one of another kind in its own difference, as in a restored checkpoint.
+
+        Returns:
+          bool[n]: the aligned rows in such containers.
+        """
+        is_inside = np.zeros(len(aligned.left), bool)
         kept, inside, top, end = list[tuple[int, Finding]](), dict[int, Counter[str]](), 0, 0
         for at, finding in self._found:
             kind, sides = finding[0], ((self._left, aligned.left[at]), (self._right, aligned.right[at]))
@@ -417,6 +425,7 @@ class _Differ:
             if is_container and kind == "type":
                 top, end = len(kept), int(aligned.end[at])
                 inside[top] = Counter()
+                is_inside[at:end] = True
             kept.append((at, finding))
         for top, counts in inside.items():
             if counts:
@@ -425,6 +434,7 @@ class _Differ:
                 *words, hint = kept[top][1]
                 kept[top] = kept[top][0], (*words, f"{hint}{'; ' * bool(hint)}also inside: {', '.join(texts)}")
         self._found = kept
+        return is_inside
 
     @gc_paused()
     def _written(self, aligned: Aligned, gaps: Gaps) -> tuple[Sequence[Difference], list[str], list[int]]:
