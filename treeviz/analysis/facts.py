@@ -80,7 +80,7 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
         return ()
     codes: dict[tuple[int, ...], int] = {}  # by the ids of the keys, whose hashes may run the user's code
     orders: list[list[int]] = [[]]
-    order = np.zeros(len(table), int)
+    order = [0] * len(table)
     for row in dicts.tolist():
         node: Any = nodes[row]
         ids = tuple(map(id, node)) if type(node) is dict else ()
@@ -90,7 +90,9 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
             codes[ids] = len(orders) if places != sorted(places) else 0
             orders += [places] if codes[ids] else []
         order[row] = codes[ids]
-    of_parent = order[np.maximum(table.parent, 0)]
+    if len(orders) == 1:
+        return ()
+    of_parent = np.array(order)[np.maximum(table.parent, 0)]
     rows = np.flatnonzero((of_parent > 0) & (table.parent >= 0))
     if not len(rows):
         return ()
@@ -219,7 +221,7 @@ def headline(table: TreeTable) -> tuple[str, ...]:
 def _variables(table: TreeTable) -> dict[str, np.ndarray]:
     """bool[n_rows] for each class of variables, such as NNX' Param, if all elements are in variables of several."""
     codes: dict[str, list[int]] = {}
-    for code in np.unique(table.fact_codes).tolist():
+    for code in sorted({*table.fact_codes.tolist()}):
         facts = table.facts[code]
         if facts.elements:
             implied = KINDS[facts.kind].implied_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
 from math import inf
 from operator import is_
 from typing import Any, NamedTuple
@@ -52,18 +52,19 @@ class NodeFacts:
 
     def similar(self, nodes: list[Any], handler: Handler, key_codes: list[int], code: int) -> list[list[Any]]:
         """The children of the first nodes of a class that surely have these codes of keys and facts, and no notes."""
-        found, names, known = [], (), None
+        found, names, known, plain = [], (), None, None
         for node in nodes:
             (pairs, aux), stored = handler.flatten(node), stored_attributes(node)  # type: ignore[misc]
             self._flattened[id(node)] = node, (pairs, aux)  # for the walk, if the node is not similar
             description = None if handler.describer is None else _described(handler.describer, node)
-            if description is not None and description[1:-1] != ONLY_A_KIND:
+            if description is not None and description is not plain and description[1:-1] != ONLY_A_KIND:
                 break
+            plain = description
             if self._keys.attributes(stored, pairs) != key_codes:
                 break
             kind = None if description is None else description.kind
             values = [kind, len(aux) if type(aux) is tuple else aux, *map(stored.get, names, repeat(MISSING))]
-            if known is None or not all(map(is_, values, known)):
+            if known is None or not (all(map(is_, values, known)) or sameness(values) == sameness(known)):
                 sharing_key = self._sharing_key(node, description, Level([], key_codes, aux))[0]
                 if self._codes.get(sharing_key) != (code, []):
                     break
@@ -89,21 +90,17 @@ class NodeFacts:
     def of_node(self, node: Any, level: Level) -> Facts:
         facts = self.of_class(node)
         if facts.kind == "closure":
-            self._note(static_note(captured_values(node.func), "a function"))
+            self._notes += filter(None, [static_note(captured_values(node.func), "a function")])
             return facts._replace(text=describe_function(node.func), static=captured(node.func))
         if facts.kind == "namedtuple" and level.aux is None and len(level.children) == tuple.__len__(node):
             return facts
         if level.aux is node and not level.children:
-            self._note(static_note(contents(node), "static data"))
+            self._notes += filter(None, [static_note(contents(node), "static data")])
             return facts._replace(kind="static", text=static_text(node))
         return facts._replace(static=self._facts.static.of_node(node, level, self._fields(node, level)))
 
     def _fields(self, node: Any, level: Level) -> Fields | None:
         return self._facts.static.fields(type(node), level, self._keys)
-
-    def _note(self, note: Note | None) -> None:
-        if note is not None:
-            self._notes.append(note)
 
     def of_class(self, node: Any) -> Facts:
         """The facts that follow from the class alone."""
@@ -207,10 +204,8 @@ class Describers:
 
     def declared_leaf(self, node: Any) -> int:
         """Describe a node that the caller's `is_leaf` declares a leaf."""
-        cls = type(node)
-        return self.facts.code(
-            Facts("opaque", class_name(cls), True, 1, text=value_text(node), module=module_name(cls))
-        )
+        cls, text = type(node), value_text(node)
+        return self.facts.code(Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls)))
 
     def _new_handler(self, node: Any, cls: type) -> Handler:
         builtin = next((known for known in BUILTIN_LEVELS if cls is known), None)
@@ -235,7 +230,13 @@ class Describers:
         if describer is None:
             return Handler(None, describe, has_identity)
 
-        described_leaf = partial(self._described_leaf, describer, plain)
+        def described_leaf(leaf: Any) -> int:
+            description = _described(describer, leaf)
+            facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
+            facts = _with_axes(facts, description.axes)
+            if facts.kind == "opaque" and not description.transparent:
+                facts = self._with_contents(facts, leaf)
+            return self.facts.code(facts)
 
         def describe_by_describer(leaf: Any) -> int:
             code = guarded(lambda: described_leaf(leaf), self._note_error)
@@ -279,14 +280,6 @@ class Describers:
 
     def _note_error(self, error: BaseException) -> None:
         self.notes.append(Note("error", f"the describer of this class raised: {error_text(error)}"))
-
-    def _described_leaf(self, describer: Describer, plain: Callable[[Any], int], leaf: Any) -> int:
-        description = _described(describer, leaf)
-        facts = self.facts.with_description(self.facts.facts[plain(leaf)], description)
-        facts = _with_axes(facts, description.axes)
-        if facts.kind == "opaque" and not description.transparent:
-            facts = self._with_contents(facts, leaf)
-        return self.facts.code(facts)
 
     def _by_description(
         self, node: Any, description: Description, level: Level, n_inlined: int
@@ -342,11 +335,11 @@ class Describers:
                     keys[i] = key._replace(steps=((step, i) if is_wrapping else step,))
         children = level.children
         if description.hide:
-            pairs = zip(keys, children, strict=True)
-            pairs = [
-                (key, kid) for key, kid in pairs if key.segment not in description.hide or not _is_empty(self, kid)
+            shown = [
+                key.segment not in description.hide or not _is_empty(self, kid)
+                for key, kid in zip(keys, children, strict=True)
             ]
-            keys, children = [key for key, _ in pairs], [kid for _, kid in pairs]
+            keys, children = list(compress(keys, shown)), list(compress(children, shown))
         return level._replace(children=children, keys=[self.keys.code(key) for key in keys])
 
 

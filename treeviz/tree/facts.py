@@ -89,38 +89,22 @@ class Note(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The properties of a kind of row.
-
-    Attributes:
-      help: A description.
-      group: "node"; "leaf"; "part": of a leaf, invisible to JAX; "trouble": a placeholder for rows that could not be
-        walked.
-      is_container: A node that is labelled "empty" when it has no children.
-      may_box: A node that may wrap the only leaf below it.
-      has_values: The leaf is an array whose values can be drawn.
-      no_values: Why statistics skip a leaf that holds no array; "" if they do not, or if the reason is obvious.
-      is_abstract: It has no values, and at most a shape.
-      is_mutable: The object may change in place, so sharing is noted whatever its size.
-      has_identity: Whether two leaves are one object is noted.
-      is_self_evident: The explorer has no details beyond the row.
-      has_owner: The explorer offers to search the object's referrers.
-      implied_types: The classes that are omitted after "float32[3] KIND"; None: all of them.
-      is_implied: "float32[3]" alone implies the kind.
-    """
+    """The properties of a kind of row."""
 
     help: str
+    # "part": of a leaf, invisible to JAX; "trouble": a placeholder for rows that could not be walked
     group: Literal["node", "leaf", "part", "trouble"]
-    is_container: bool = False
-    may_box: bool = False
-    has_values: bool = False
-    no_values: str = ""
-    is_abstract: bool = False
-    is_mutable: bool = False
-    has_identity: bool = False
-    is_self_evident: bool = False
-    has_owner: bool = True
-    implied_types: tuple[str, ...] | None = ()
-    is_implied: bool = False
+    is_container: bool = False  # a node that is labelled "empty" when it has no children
+    may_box: bool = False  # a node that may wrap the only leaf below it
+    has_values: bool = False  # an array whose values can be drawn
+    no_values: str = ""  # why statistics skip a leaf that holds no array; "" if they do not, or if it is obvious
+    is_abstract: bool = False  # it has no values, and at most a shape
+    is_mutable: bool = False  # the object may change in place, so sharing is noted whatever its size
+    has_identity: bool = False  # whether two leaves are one object is noted
+    is_self_evident: bool = False  # the explorer has no details beyond the row
+    has_owner: bool = True  # the explorer offers to search the object's referrers
+    implied_types: tuple[str, ...] | None = ()  # the classes that are omitted after "float32[3] KIND"; None: all
+    is_implied: bool = False  # "float32[3]" alone implies the kind
 
 
 KINDS = {
@@ -216,13 +200,7 @@ KINDS = {
     ),
     "opaque": Kind("an object that is opaque to JAX", "leaf", is_mutable=True),
     "placeholder": Kind("a leaf of a bare PyTreeDef", "leaf", is_abstract=True, is_self_evident=True, has_owner=False),
-    "layer": Kind(
-        "a layer of a stacked leaf",
-        "part",
-        is_self_evident=True,
-        has_owner=False,
-        implied_types=None,
-    ),
+    "layer": Kind("a layer of a stacked leaf", "part", is_self_evident=True, has_owner=False, implied_types=None),
     # Placeholders for what could not be walked
     "error": Kind("flattening this node raised", "trouble", is_self_evident=True),
     "cycle": Kind("this node contains itself", "trouble", is_self_evident=True),

@@ -9,7 +9,7 @@ import types
 import unicodedata
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -42,10 +42,9 @@ def attribute_names(node: Any, children: Sequence[Any]) -> list[str]:
     names: dict[int, list[str]] = {}
     for name, value in stored_items(node).items():
         names.setdefault(id(value), []).append(name)
-    is_certain = (id(child) in names and not is_interned(type(child)) for child in children)
     return [
-        _only_name(node, names[id(child)]) if is_sure else ""
-        for child, is_sure in zip(children, is_certain, strict=True)
+        _only_name(node, names[id(child)]) if id(child) in names and not is_interned(type(child)) else ""
+        for child in children
     ]
 
 
@@ -61,12 +60,10 @@ def stored_items(node: Any) -> dict[str, Any]:
 
 
 def _only_name(node: Any, names: list[str]) -> str:
-    if len(names) > 1:
-        names = [name for name in names if not name.startswith("_")]
-    if len(names) != 1:
+    public = [name for name in names if not name.startswith("_")] if len(names) > 1 else names
+    if len(public) != 1 or any(has_base(type(base.__dict__.get(public[0])), property) for base in mro(type(node))):
         return ""
-    is_shadowed = any(has_base(type(base.__dict__.get(names[0])), property) for base in mro(type(node)))
-    return "" if is_shadowed else names[0]
+    return public[0]
 
 
 def stored_attributes(node: Any) -> dict[str, Any]:
@@ -188,12 +185,12 @@ class KeyTable:
 
     def remember(self, key_ids: tuple[int, ...], in_order: list[Any], codes: list[int]) -> None:
         """Keep the order and codes of a dict's keys, which the dicts of all layers of a model share."""
-        is_kept = (
-            1 < len(codes) <= min(_WIDE, self.room)
-            and len(self.orders) < _MOST_ORDERS
+        is_kept = 1 < len(codes) <= min(_WIDE, self.room) and len(self.orders) < _MOST_ORDERS
+        if (
+            is_kept
             and {*map(id, in_order)} == {*key_ids}
-        )
-        if is_kept and all(type(key) is str or type(key) is int for key in in_order):
+            and all(type(key) is str or type(key) is int for key in in_order)
+        ):
             self.orders[key_ids] = itemgetter(*[key_ids.index(id(key)) for key in in_order]), codes.copy(), in_order
 
     def single(self, key: Any) -> int:
@@ -219,8 +216,8 @@ class KeyTable:
         """The code of each key that is the known name of a stored attribute that holds the child; 0 for others."""
         known, attribute = self._attributes, jax.tree_util.GetAttrKey
         return [
-            known.get(key.name, 0)
-            if type(key) is attribute and type(key.name) is str and stored.get(key.name, MISSING) is kid
+            known.get(name, 0)
+            if type(key) is attribute and type(name := key.name) is str and stored.get(name, MISSING) is kid
             else 0
             for key, kid in pairs
         ]
@@ -289,10 +286,22 @@ def _quoted(label: str) -> str:
     return label if label and label[0] not in _BLANKS and label[-1] not in _BLANKS else f"'{label}'"
 
 
+@lru_cache(maxsize=4096)  # the trees of one process have few distinct names
+def _name_key(name: str) -> Key:
+    """The key of a short text in a dict."""
+    keystr, segment = f"[{name!r}]", visible(name)
+    return Key(_quoted(segment), keystr, segment, (keystr,))
+
+
+@lru_cache(maxsize=4096)
+def _stored_key(name: str) -> Key:
+    """The key of an attribute that holds the child."""
+    return Key(f".{label_text(name)}", f".{visible(name, KEYSTR_LIMIT)}", visible(name), (f".{name}",))
+
+
 def _mapping_key(key: Any, position: int) -> Key:
     if type(key) is str and len(key) <= LABEL_LIMIT:
-        keystr, segment = f"[{key!r}]", visible(key)
-        return _new_key((_quoted(segment), keystr, segment, (keystr,)))
+        return _name_key(key)
     if type(key) is int and _is_short(key):
         label, keystr = str(key), f"[{key}]"
         return Key(label, keystr, label, (keystr,))
@@ -314,9 +323,8 @@ def _is_pasteable(key: Any, text: str) -> bool:
 
 def _attribute_key(name: Any, node: Any, child: Any, position: int) -> Key:
     name = _attribute_name(name)
-    is_stored = _is_name(name) and stored_attribute(node, name) is child
-    keystr = f".{visible(name, KEYSTR_LIMIT)}"
-    return Key(f".{label_text(name)}", keystr, visible(name), (f".{name}",) if is_stored else (position,))
+    key = _stored_key(name) if len(name) <= LABEL_LIMIT else _stored_key.__wrapped__(name)
+    return key if _is_name(name) and stored_attribute(node, name) is child else key._replace(steps=(position,))
 
 
 def _attribute_name(name: Any) -> str:

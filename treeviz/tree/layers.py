@@ -104,15 +104,14 @@ def open_stacks(
     """
     if not axes:
         return table, np.arange(len(table))
-    too_many, counts, room = dict[int, str](), np.zeros(len(table), np.int64), max_rows - len(table)
+    notes, counts, room = dict[int, tuple[Note, ...]](), np.zeros(len(table), np.int64), max_rows - len(table)
     for row, axis in axes.items():
         n = _n_layers(table, row, axis)
         if n > MOST_LAYERS or n > room:
-            too_many[row] = TOO_MANY.format(n)
+            notes[row] = (Note("info", f"its layers are not shown: {TOO_MANY.format(n)}"),)
         else:
             counts[row] = n
             room -= n
-    notes = {row: (Note("info", f"its layers are not shown: {text}"),) for row, text in too_many.items()}
     table = table.with_notes(notes)
     n_before = np.concatenate([[0], np.cumsum(counts)])
     source = np.repeat(np.arange(len(table)), 1 + counts)
@@ -158,13 +157,11 @@ class _Codes:
 
     def key(self, row: int, layer: int) -> int:
         axis = self._axes[row]
-        if not axis:
-            return 0  # the index in a list or tuple
-        if (axis, layer) not in self._keys:
+        if axis and (axis, layer) not in self._keys:
             self._keys[axis, layer] = len(self.keys)
             text = index_text(axis, layer)
             self.keys.append(Key(text, text, str(layer), (text,)))
-        return self._keys[axis, layer]
+        return self._keys[axis, layer] if axis else 0  # the index in a list or tuple
 
     def fact(self, row: int) -> int:
         code, axis = int(self._table.fact_codes[row]), self._axes[row]

@@ -28,6 +28,7 @@ from treeviz.tree.text import (
     dimensions,
     guarded,
     has_base,
+    is_any,
     is_function,
     module_name,
     mro,
@@ -69,13 +70,12 @@ def why_unreduced(sharding: Any) -> str:
 
 def _axis_types(sharding: Any) -> dict[str, str]:
     """The type of each axis of the mesh: Auto, Explicit or Manual. Before jax 0.5 there are none."""
-    return guarded(
-        lambda: {
-            str(name): str(kind.name)
-            for name, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
-        },
-        lambda _: {},
-    )
+
+    def read() -> dict[str, str]:
+        mesh = sharding.mesh
+        return {str(name): str(kind.name) for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)}
+
+    return guarded(read, lambda _: {})
 
 
 def _describe(sharding: Any) -> Sharding | None:
@@ -133,16 +133,15 @@ def _devices(sharding: Any) -> list[Any]:
 
 def _memory(sharding: Any, devices: list[Any]) -> str:
     """The kind of memory; "" for the default one of the devices."""
+
+    def default_kind() -> str:
+        # Of a device of this process, or a similar one: before jax 0.5 other devices do not report their memories.
+        client = devices[0].client
+        local = (device for device in devices if device.process_index == client.process_index())
+        return next(local, client.local_devices()[0]).default_memory().kind
+
     kind = guarded(lambda: sharding.memory_kind, lambda _: None)
-    default = guarded(lambda: _local_device(devices).default_memory().kind, lambda _: "device")
-    return "" if kind is None or kind == default else visible(str(kind), 40)
-
-
-def _local_device(devices: list[Any]) -> Any:
-    """A device of this process, or a similar one: before jax 0.5 other devices do not report their memories."""
-    client = devices[0].client
-    local = (device for device in devices if device.process_index == client.process_index())
-    return next(local, client.local_devices()[0])
+    return "" if kind is None or kind == guarded(default_kind, lambda _: "device") else visible(str(kind), 40)
 
 
 # Objects unknown to JAX with a shape and a dtype: metadata of checkpoints, arrays of other libraries
@@ -159,19 +158,13 @@ Reader = Callable[[Any], Any]
 
 
 class ArrayLike(NamedTuple):
-    """The shape and the dtype that an object reports.
+    """The shape and the dtype that an object reports."""
 
-    Attributes:
-      shape: An unknown size is "?".
-      n_bytes: 0 if a size or the dtype is unknown.
-      has_values: The class has one of the methods that convert its objects to arrays.
-    """
-
-    shape: tuple[Any, ...]
+    shape: tuple[Any, ...]  # an unknown size is "?"
     dtype: str
     n_elements: int
-    n_bytes: int
-    has_values: bool
+    n_bytes: int  # 0 if a size or the dtype is unknown
+    has_values: bool  # the class has one of the methods that convert its objects to arrays
 
 
 def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
@@ -290,7 +283,6 @@ class FactTable:
         self.facts: list[Facts] = []
         self.static = StaticFields()
         self._codes: dict[Any, int] = {}
-        self._dtype_names: dict[Any, str] = {}
         self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
         self._last: Any = None  # the sharding of the last array, or an equal one of an earlier array
@@ -369,8 +361,9 @@ class FactTable:
         described = self._described[id(sharding)]
         if described is None:
             return None
-        shard_shape = guarded(lambda: sharding.shard_shape(tuple(shape)), lambda _: ())
-        return described._replace(shard_shape=dimensions(shard_shape), committed=committed)
+        if type(sharding) is not jax.sharding.SingleDeviceSharding:
+            shape = guarded(lambda: sharding.shard_shape(tuple(shape)), lambda _: ())
+        return described._replace(shard_shape=dimensions(shape), committed=committed)
 
     def key(self, leaf: Any) -> int:
         deleted = guarded(leaf.is_deleted, lambda _: False)
@@ -388,7 +381,7 @@ class FactTable:
             return code
         type_text = f"np.{class_name(cls)}" if module_name(cls).partition(".")[0] == "numpy" else class_name(cls)
         n_elements = _product(shape)
-        aval = (n_elements, n_elements * dtype.itemsize, shape, self._dtype_name(dtype))
+        aval = (n_elements, n_elements * dtype.itemsize, shape, _dtype_name(dtype))
         facts = Facts("numpy", type_text, True, 1, *aval)
         if dtype == jax.dtypes.float0:
             facts = facts._replace(kind="float0", elements=0, bytes=0, dtype="float0")
@@ -404,7 +397,7 @@ class FactTable:
         if code is not None:
             return code
         is_known = bool(leaf.stored_as) or _has_jax_kind(leaf.dtype)
-        dtype = visible(leaf.stored_as) if leaf.stored_as else self._dtype_name(leaf.dtype)
+        dtype = visible(leaf.stored_as) if leaf.stored_as else _dtype_name(leaf.dtype)
         text = leaf.text if is_known else ": ".join(filter(None, (NO_JAX_DTYPE, leaf.text)))
         if leaf.dtype.kind == "V" and leaf.dtype.names is None and not is_known:
             text += " (NumPy writes bfloat16 and float8 like this)"
@@ -417,17 +410,16 @@ class FactTable:
         written = dtype.type.__str__ if dtype.kind in "fV" else lambda x: str(np.generic.item(x))
         text = guarded(lambda: visible(written(leaf), 60), lambda _: "")  # type: ignore[arg-type]
         elements = int(_has_jax_kind(dtype) and _is_jax_layout(dtype))
-        aval = (elements, dtype.itemsize, (), self._dtype_name(dtype))
+        aval = (elements, dtype.itemsize, (), _dtype_name(dtype))
         return self.code(Facts("scalar", class_name(type(leaf)), True, 1, *aval, text=text))
 
     def scalar(self, leaf: Any) -> int:
         cls = type(leaf)
         text = repr(leaf) if cls is float else value_text(leaf)
-        code = self._codes.get((id(cls), text))
-        if code is not None:
-            return code
-        weak = any(cls is scalar for scalar in (bool, int, float, complex))
-        return self._remember((id(cls), text), Facts("scalar", class_name(cls), True, 1, text=text, weak=weak))
+        if (id(cls), text) not in self._codes:
+            weak = is_any(cls, (bool, int, float, complex))
+            self._remember((id(cls), text), Facts("scalar", class_name(cls), True, 1, text=text, weak=weak))
+        return self._codes[id(cls), text]
 
     def string(self, leaf: Any) -> int:
         cls = type(leaf)
@@ -477,13 +469,13 @@ class FactTable:
         return self.code(facts._replace(sharding=place))
 
     def function(self, leaf: Any) -> int:
-        code = self._codes.get(("function", id(leaf)))
-        if code is not None:
-            return code
-        self._kept.append(leaf)
-        text, static = describe_function(leaf), captured(leaf)
-        facts = Facts("function", "function", True, 1, text=text, static=static, module=module_name(type(leaf)))
-        return self._remember(("function", id(leaf)), facts)
+        cache_key = ("function", id(leaf))
+        if cache_key not in self._codes:
+            self._kept.append(leaf)
+            text, static = describe_function(leaf), captured(leaf)
+            facts = Facts("function", "function", True, 1, text=text, static=static, module=module_name(type(leaf)))
+            self._remember(cache_key, facts)
+        return self._codes[cache_key]
 
     def opaque(self, leaf: Any) -> int:
         return self.code(opaque_facts(leaf))
@@ -499,10 +491,9 @@ class FactTable:
             kind=description.kind if fits else facts.kind,
             type=visible(description.type) if description.type else facts.type,
             text=visible(description.text) if description.text else facts.text if description.shape is None else "",
-            static=facts.static
-            if description.static is None
-            else self.static.of_pairs(description.static, facts.is_leaf),
         )
+        if description.static is not None:
+            facts = facts._replace(static=self.static.of_pairs(description.static, facts.is_leaf))
         if description.shape is None:
             return facts._replace(dtype=visible(description.dtype)) if description.dtype else facts
         shape = dimensions(description.shape)
@@ -522,15 +513,14 @@ class FactTable:
         n_elements = _product(shape)
         # a deleted array holds nothing
         n_bytes = 0 if kind == "deleted" else n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
-        dtype = self._dtype_name(array.dtype)
+        dtype = _dtype_name(array.dtype)
         n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
         return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype, weak, sharding=sharding)
 
-    def _dtype_name(self, dtype: Any) -> str:
-        name = self._dtype_names.get(dtype)
-        if name is None:
-            name = self._dtype_names[dtype] = visible(str(dtype), 80)
-        return name
+
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    return visible(str(dtype), 80)
 
 
 def opaque_facts(leaf: Any) -> Facts:

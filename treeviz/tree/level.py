@@ -17,19 +17,12 @@ from treeviz.tree.text import class_name, error_text, guarded, has_base, is_any,
 
 
 class Level(NamedTuple):
-    """One level of a node.
+    """One level of a node."""
 
-    Attributes:
-      children: In JAX's order.
-      keys: The code in the `KeyTable` of each child's key; None for a list or tuple, whose keys are positions.
-      aux: The auxiliary data in the treedef.
-      trouble: Why JAX itself cannot flatten this node, or "".
-    """
-
-    children: list
-    keys: list[int] | None
-    aux: Any = None
-    trouble: str = ""
+    children: list  # in JAX's order
+    keys: list[int] | None  # codes in the `KeyTable`; None for a list or tuple, whose keys are positions
+    aux: Any = None  # the auxiliary data in the treedef
+    trouble: str = ""  # why JAX itself cannot flatten this node
 
 
 _new_level = partial(tuple.__new__, Level)  # in half the time of `Level`, and called for each node
@@ -77,10 +70,6 @@ def child(node: Any, position: int) -> Any:
 
 def list_level(node: list | tuple, keys: KeyTable) -> Level:
     return _new_level((list(node), None, None, ""))
-
-
-def none_level(node: None, keys: KeyTable) -> Level:
-    return Level([], None)
 
 
 def dict_level(node: dict, keys: KeyTable) -> Level:
@@ -138,7 +127,7 @@ BUILTIN_LEVELS = {
     dict: dict_level,
     OrderedDict: ordered_dict_level,
     defaultdict: dict_level,
-    type(None): none_level,
+    type(None): lambda node, keys: Level([], None),
 }
 
 # A bare `PyTreeDef` as a tree with a placeholder for every leaf

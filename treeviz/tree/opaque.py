@@ -90,12 +90,12 @@ def captured(function: Any) -> tuple[tuple[str, str], ...]:
     jaxpr = _jaxpr(function)
     if jaxpr is not None:
         return (("jaxpr", value_text(jaxpr)),)
-    return tuple((visible(name), _captured_text(value)) for name, value in captured_values(function))
-
-
-def _captured_text(value: Any) -> str:
-    array = array_text(value)
-    return value_text(value) if array is None else f"{array} ({bytes_text(array_bytes(value))})"
+    texts = []
+    for name, value in captured_values(function):
+        array = array_text(value)
+        text = value_text(value) if array is None else f"{array} ({bytes_text(array_bytes(value))})"
+        texts.append((visible(name), text))
+    return tuple(texts)
 
 
 def captured_values(function: Any) -> list[tuple[str, Any]]:
@@ -180,20 +180,13 @@ _SEQUENCES = (list, tuple, set, frozenset, deque, *_VIEWS)
 
 
 class Found(NamedTuple):
-    """The arrays inside an object.
+    """The arrays inside an object."""
 
-    Attributes:
-      named: (path, "float32[3,4]") of the first arrays, shallowest first.
-      n_arrays, n_bytes: Totals of all arrays found.
-      n_objects: The number of objects visited.
-      is_all: Whether the search visited everything inside.
-    """
-
-    named: tuple[tuple[str, str], ...] = ()
+    named: tuple[tuple[str, str], ...] = ()  # (path, "float32[3,4]") of the first arrays, shallowest first
     n_arrays: int = 0
-    n_bytes: int = 0
-    n_objects: int = 0
-    is_all: bool = True
+    n_bytes: int = 0  # of all arrays found
+    n_objects: int = 0  # visited
+    is_all: bool = True  # whether the search visited everything inside
 
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
@@ -267,10 +260,7 @@ def arrays_in(named: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) 
                 return Found(tuple(arrays), n_arrays, n_bytes, n_objects, False)
             n_objects += 1
             cls = type(value)
-            if id(cls) in _ATOMS or id(value) in seen:
-                continue
-            plan = _plan_of(cls)
-            if plan.is_empty:
+            if id(cls) in _ATOMS or id(value) in seen or (plan := _plan_of(cls)).is_empty:
                 continue
             seen.add(id(value))
             text = array_text(value) if plan.may_be_array else None
@@ -380,10 +370,7 @@ def object_text(value: Any, limit: int = VALUE_LIMIT, depth: int = 0) -> str:
     shown, n = items(value, limit // 3)
     if n is not None:
         is_mapping = has_base(cls, dict, types.MappingProxyType)
-        texts = (
-            f"{key[1:-1]}: {text}" if is_mapping else text
-            for key, text in ((key, _inner(inner, limit, depth)) for key, inner in shown)
-        )
+        texts = (f"{key[1:-1]}: " * is_mapping + _inner(inner, limit, depth) for key, inner in shown)
         before, after = ("({", "})") if is_mapping else ("([", "])")
         return bracket(f"{name}{before}", texts, n, after, limit)
     named = fields(value)
@@ -443,11 +430,8 @@ class Inside:
         if found.n_arrays:
             text = f"{hidden(found)}: {class_name(type(leaf))} is not registered as a pytree node"
             return Note("hidden", text + stopped(found), details=found.details)
-        if found.is_all:
-            return None
-        return Note(
-            "info", f"no array among the first {found.n_objects:,} objects inside; the others were not searched"
-        )
+        text = f"no array among the first {found.n_objects:,} objects inside; the others were not searched"
+        return None if found.is_all else Note("info", text)
 
     def fields(self, leaf: Any, is_array_like: bool = False) -> tuple[tuple[str, str], ...]:
         """(name, text) of the first items and fields of a leaf. Runs no code of its class."""

@@ -147,7 +147,8 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts], *, 
             row = len(depths)
             depths.append(i)
             parents.append(ancestors[-1][1] if ancestors else 0)
-            fact_codes[parents[row]] = _node_kind(step)
+            key = (steps_of(step) or [step])[0]  # by which the parent most likely is of a kind of `_NODE_KINDS`
+            fact_codes[parents[row]] = 1 if key[:2] in ("['", '["') else 2 if key[1:-1].isdigit() else 0
             ends.append(row + 1)
             key_codes.append(keys.setdefault(_key(step), len(keys)))
             fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
@@ -183,7 +184,8 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
             children.setdefault((*path[:at],), set()).add(path[at])
     boxes = {box for box in boxes if len(children[box[:-1]]) == 1}
     places = (next((at for at in range(1, len(path)) if (*path[: at + 1],) in boxes), 0) for path in paths)
-    return [_joined(path, at) if at else path for path, at in zip(paths, places, strict=True)]
+    pairs = zip(paths, places, strict=True)
+    return [[*path[: at - 1], path[at - 1] + path[at], *path[at + 1 :]] if at else path for path, at in pairs]
 
 
 def _with_chains(paths: list[list[str]]) -> list[list[str]]:
@@ -211,17 +213,12 @@ def paths_without_boxes(paths: Sequence[str]) -> list[str]:
     """The paths as the user writes them: "['kernel']", which JAX calls "['kernel'].value" if it is an NNX variable."""
     if not any(box in path for path in paths for box in _INTO_BOX):
         return [*paths]
-    return [
-        "".join(step.removesuffix(_box_of(step)) for step in path) for path in _without_boxes([*map(steps_of, paths)])
-    ]
+    all_steps = _without_boxes([*map(steps_of, paths)])
+    return ["".join(step.removesuffix(_box_of(step)) for step in steps) for steps in all_steps]
 
 
 def _is_into_box(path: list[str], i: int) -> bool:
     return i > 0 and path[i] in _INTO_BOX and all(step[1:-1].lstrip(":, ").isdecimal() for step in path[i + 1 :])
-
-
-def _joined(path: list[str], i: int) -> list[str]:
-    return [*path[: i - 1], path[i - 1] + path[i], *path[i + 1 :]]
 
 
 def _box_of(step: str) -> str:
@@ -231,12 +228,6 @@ def _box_of(step: str) -> str:
 
 _INTO_BOX = (".value", ".raw_value")
 _NODE_KINDS = ("node", "dict", "list")
-
-
-def _node_kind(step: str) -> int:
-    """The index in `_NODE_KINDS` of the most likely kind of a node, by the key of a child."""
-    step = (steps_of(step) or [step])[0]
-    return 1 if step[:2] in ("['", '["') else 2 if step[1:-1].isdigit() else 0
 
 
 def steps_of(path: str) -> list[str]:
@@ -266,9 +257,9 @@ def _key(step: str) -> Key:
 
 
 def _positions(parents: Sequence[int]) -> np.ndarray:
-    n_children: dict[int, int] = {}
+    n_children: Counter[int] = Counter()
     positions = np.zeros(len(parents), np.int32)
     for row, parent in enumerate(parents):
-        positions[row] = n_children.get(parent, 0)
-        n_children[parent] = positions[row] + 1
+        positions[row] = n_children[parent]
+        n_children[parent] += 1
     return positions

@@ -49,34 +49,20 @@ _NAMED = ("node", "module", "variable")  # kinds whose text is not a value
 
 
 class Run(NamedTuple):
-    """Siblings that are folded into one row.
+    """Siblings that are folded into one row."""
 
-    Attributes:
-      rows: int[k]: the rows of the siblings, in order; the first one is shown.
-      label: "[0…79] ×80".
-    """
-
-    rows: np.ndarray
-    label: str
+    rows: np.ndarray  # int[k], in order; the first one is shown
+    label: str  # "[0…79] ×80"
 
 
 class Repeats(NamedTuple):
-    """The rows that are shown once runs are folded.
+    """The rows that are shown once runs are folded."""
 
-    Attributes:
-      rows: int[n_shown]: their numbers, in order.
-      place: int[n_rows]: for each row of the table, the index into `rows` of the row shown in its place.
-      runs: The folded runs, by index into `rows`.
-      mirrors: For each shown mirror, by index into `rows`, the row that it mirrors.
-      left_out: bool[n_rows]: the blanks, and the rows inside mirrors: no other row sums them up.
-      n_blank: The number of blanks.
-    """
-
-    rows: np.ndarray
-    place: np.ndarray
-    runs: dict[int, Run]
-    mirrors: dict[int, int]
-    left_out: np.ndarray
+    rows: np.ndarray  # int[n_shown]: their numbers, in order
+    place: np.ndarray  # int[n_rows]: for each row of the table, the index into `rows` of the row shown in its place
+    runs: dict[int, Run]  # by index into `rows`
+    mirrors: dict[int, int]  # for each shown mirror, by index into `rows`, the row that it mirrors
+    left_out: np.ndarray  # bool[n_rows]: the blanks, and the rows inside mirrors: no other row sums them up
     n_blank: int
 
 
@@ -108,8 +94,8 @@ def fold(
     left_out[nones], shown_for[nones] = True, table.parent[nones]
     while not np.array_equal(further := shown_for[shown_for], shown_for):
         shown_for = further
-    shown = np.flatnonzero(shown_for == np.arange(len(table)))
-    place = np.searchsorted(shown, shown_for)
+    shown = (shown_for == np.arange(len(table))).nonzero()[0]
+    place = shown.searchsorted(shown_for)
     visible = [rows for rows in runs if shown_for[rows[0]] == rows[0]]
     return Repeats(
         shown,
@@ -127,8 +113,9 @@ def blanks(table: TreeTable, labeled: Callable[[], Sequence[int]] = tuple) -> np
     Args:
       labeled: Returns the rows about which a column says something.
     """
-    is_none = np.array([facts.kind == "none" for facts in table.facts])[table.fact_codes]
-    rows = np.flatnonzero(is_none)
+    kinds = [facts.kind == "none" for facts in table.facts]
+    is_none = np.array(kinds)[table.fact_codes] if any(kinds) else np.zeros(0, bool)
+    rows = is_none.nonzero()[0]
     if len(rows) < LEAST:
         return rows[:0]
     has_other = np.zeros(len(table), bool)
@@ -155,7 +142,7 @@ def mirrors(
       wrong: Returns rows with a finding, an error or NaN: no mirror has one.
     """
     size = table.end - np.arange(len(table))
-    rows = np.flatnonzero(size >= max(_MIRROR, len(table) // _MIRROR_SHARE))[:_N_MIRRORS].tolist()
+    rows = (size >= max(_MIRROR, len(table) // _MIRROR_SHARE)).nonzero()[0][:_N_MIRRORS].tolist()
     earlier: dict[tuple[int, int], int] = {}
     pairs = [(row, earlier.setdefault((int(size[row]), int(table.fact_codes[row])), row)) for row in rows]
     found: dict[int, int] = {}
@@ -168,7 +155,7 @@ def mirrors(
         if row == other or row < until:
             continue
         insides = ((each[other + 1 : table.end[other]], each[row + 1 : table.end[row]]) for each in compared)
-        first_noted, end_noted = np.searchsorted(noted, [row, table.end[row]])
+        first_noted, end_noted = noted.searchsorted([row, table.end[row]])
         if first_noted == end_noted and all(
             np.array_equal(*inside, equal_nan=inside[0].dtype.kind == "f") for inside in insides
         ):
@@ -189,7 +176,13 @@ def similar_facts(facts: Sequence[Facts]) -> np.ndarray:
 
 def merged_facts(similar: Sequence[Facts]) -> Facts:
     """The first of similar facts, with the range of each number that differs: "layer=0…11"."""
-    return _with_texts(similar[0], [_in_ranges(texts) for texts in zip(*map(_texts, similar), strict=True)])
+
+    def in_ranges(texts: Sequence[str]) -> str:
+        numbers = zip(*map(_FACT_NUMBER.findall, texts), strict=True)
+        ends = iter([(str(min(column, key=float)), str(max(column, key=float))) for column in numbers])
+        return _FACT_NUMBER.sub(lambda _: "…".join(dict.fromkeys(next(ends))), texts[0])
+
+    return _with_texts(similar[0], list(map(in_ranges, zip(*map(_texts, similar), strict=True))))
 
 
 def _texts(facts: Facts) -> list[str]:
@@ -202,13 +195,6 @@ def _with_texts(facts: Facts, texts: Sequence[str]) -> Facts:
     return facts._replace(text=texts[0] if facts.kind in _NAMED else facts.text, static=static)
 
 
-def _in_ranges(texts: Sequence[str]) -> str:
-    """ "layer 0…11" of "layer 0", "layer 1" … "layer 11"."""
-    numbers = zip(*map(_FACT_NUMBER.findall, texts), strict=True)
-    ends = iter([(str(min(column, key=float)), str(max(column, key=float))) for column in numbers])
-    return _FACT_NUMBER.sub(lambda _: "…".join(dict.fromkeys(next(ends))), texts[0])
-
-
 def _shown_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
     """int[n_rows]: the row in place of which each is shown, which another one may hide."""
     shown_for = np.arange(len(table))
@@ -216,11 +202,11 @@ def _shown_for(table: TreeTable, runs: Sequence[np.ndarray]) -> np.ndarray:
         return shown_for
     member = np.concatenate([rows[1:] for rows in runs])
     first = np.repeat([rows[0] for rows in runs], [len(rows) - 1 for rows in runs])
-    inner_first = np.argsort(-table.depth[member], kind="stable")  # an outer run overwrites an inner one
+    inner_first = (-table.depth[member]).argsort(kind="stable")  # an outer run overwrites an inner one
     member, first = member[inner_first], first[inner_first]
     size = table.end[member] - member
-    inside = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-    shown_for[np.repeat(member, size) + inside] = np.repeat(first, size) + inside
+    inside = np.arange(size.sum()) - (size.cumsum() - size).repeat(size)
+    shown_for[member.repeat(size) + inside] = first.repeat(size) + inside
     return shown_for
 
 
@@ -231,38 +217,35 @@ def _folded_members(
     ranked = np.array([*wrong, *nan], int)
     ranks = np.full(len(table), len(ranked))
     ranks[ranked[::-1]] = np.arange(len(ranked))[::-1]
-    n_before = np.append(0, np.cumsum(ranks < len(ranked)))  # ranked rows
+    n_before = np.concatenate([[0], (ranks < len(ranked)).cumsum()])  # ranked rows
     for rows in runs:
         start, stop = rows[0], table.end[rows[-1]]
         if n_before[stop] > n_before[start]:
             best = ranks[rows[:, None] + np.arange(table.end[start] - start)].min(axis=1)
-            rows = np.delete(rows, _standing_out(best, len(wrong), len(ranked)))
+            worst_first = best.argsort(kind="stable")[:MOST_OUT]
+            # A rank below the number of wrong rows is that of one, any other that of NaN.
+            limit = len(wrong) if best.max() < len(ranked) else len(ranked)
+            rows = np.delete(rows, worst_first[best[worst_first] < limit])
         yield rows
-
-
-def _standing_out(best: np.ndarray, n_wrong: int, n_all: int) -> np.ndarray:
-    """int[k]: the members of a run that stand out, by the best rank in each: below `n_wrong` it is wrong, else NaN."""
-    worst_first = np.argsort(best, kind="stable")[:MOST_OUT]
-    return worst_first[best[worst_first] < (n_wrong if best.max() < n_all else n_all)]
 
 
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     """The rows of the members of each run of `LEAST` or more siblings."""
     similar = similar_to_next(table)
-    similar = similar[np.argsort(table.parent[similar], kind="stable")]
+    similar = similar[table.parent[similar].argsort(kind="stable")]
     following = table.end[similar]
-    starts = np.flatnonzero(np.append(-1, following[:-1]) != similar)
-    stops = np.append(starts[1:], len(similar))
+    starts = (np.concatenate([[-1], following[:-1]]) != similar).nonzero()[0]
+    stops = np.concatenate([starts[1:], [len(similar)]])
     is_long = stops - starts + 1 >= LEAST
     differs, codes = differing(table.facts), table.fact_codes
     for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
-        rows = np.append(similar[start:stop], following[stop - 1])
+        rows = np.concatenate([similar[start:stop], following[stop - 1 : stop]])
         if not differs.any():
             yield rows
             continue
         ways = differs[codes[rows[0] : table.end[rows[-1]]]].reshape(len(rows), -1)
         group = np.unique(ways, axis=0, return_inverse=True)[1].ravel()
-        yield from (rows[group == each] for each in np.flatnonzero(np.bincount(group) >= LEAST))
+        yield from (rows[group == each] for each in (np.bincount(group) >= LEAST).nonzero()[0])
 
 
 def differing(facts: Sequence[Facts]) -> np.ndarray:
@@ -272,28 +255,31 @@ def differing(facts: Sequence[Facts]) -> np.ndarray:
 
 
 def similar_to_next(table: TreeTable) -> np.ndarray:
-    """int[k]: the rows whose next sibling is similar."""
-    end, keys, depth = table.end, table.key_codes, table.depth
-    facts = similar_facts(table.facts)[table.fact_codes]
-    pattern = _patterns(table)[keys]
-    row = np.arange(1, len(table))
-    row = row[(end[row] < end[table.parent[row]]) & (pattern[row] >= 0)]
+    """int[k]: the rows whose next sibling is similar, computed once for all tables with the same rows."""
+    known = vars(table)
+    if "_similar_to_next" not in known:
+        known["_similar_to_next"] = _similar_to_next(table)
+    return known["_similar_to_next"]
+
+
+def _similar_to_next(table: TreeTable) -> np.ndarray:
+    end, facts, pattern = table.end, similar_facts(table.facts)[table.fact_codes], _patterns(table)[table.key_codes]
+    row = ((end < end[table.parent]) & (pattern >= 0)).nonzero()[0]
     following = end[row].astype(np.int64)
     size = following - row
     fit = (end[following] - following == size) & (facts[following] == facts[row]) & (pattern[following] == pattern[row])
     row, size = row[fit], size[fit]
+    # One number below 2**62 for what must be equal: there are at most 2**21 facts and keys, and 2**18 levels.
+    codes = (table.depth.astype(np.int64) * len(table.facts) + facts) * len(table.keys) + table.key_codes
     is_similar = np.zeros(len(row), bool)
-    start, offsets = 0, np.append(0, np.cumsum(size))
+    start, offsets = 0, np.concatenate([[0], size.cumsum()])
     while start < len(row):
-        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _BATCH, side="right")) - 1)
-        batch, sizes = row[start:stop], size[start:stop]
-        which = np.repeat(np.arange(len(batch)), sizes)
-        offset = np.arange(len(which)) - np.repeat(offsets[start:stop] - offsets[start], sizes)
-        left = batch[which] + offset
-        right = left + sizes[which]
-        differs = (depth[left] != depth[right]) | (facts[left] != facts[right])
-        differs |= (keys[left] != keys[right]) & (offset > 0)
-        is_similar[start:stop] = np.bincount(which[differs], minlength=len(batch)) == 0
+        stop = max(start + 1, int(offsets.searchsorted(offsets[start] + _BATCH, side="right")) - 1)
+        sizes, first = size[start:stop], offsets[start:stop] - offsets[start]
+        left = np.arange(offsets[stop] - offsets[start]) + (row[start:stop] - first).repeat(sizes)
+        differs = codes[left] != codes[left + sizes.repeat(sizes)]
+        differs[first] = False  # the keys of the siblings themselves
+        is_similar[start:stop] = ~np.logical_or.reduceat(differs, first)
         start = stop
     return row[is_similar]
 
@@ -303,18 +289,19 @@ def _patterns(table: TreeTable) -> np.ndarray:
     known: dict[str, int] = {}
     patterns = [0]  # of the indices of lists and tuples
     for key in table.keys[1:]:
-        has_number = _NUMBER.search(key.label)
-        patterns.append(known.setdefault(_NUMBER.sub("0", key.label), 1 + len(known)) if has_number else -1)
+        pattern, n_numbers = _NUMBER.subn("0", key.label)
+        patterns.append(known.setdefault(pattern, 1 + len(known)) if n_numbers else -1)
     return np.array(patterns)
 
 
 def _label(table: TreeTable, rows: np.ndarray) -> str:
     """ "[0…79] ×80", "h_0…h_11 ×12"."""
-    if not table.key_codes[rows[0]]:
-        first, last = table.key(int(rows[0])).label, table.key(int(rows[-1])).label
+    codes = table.key_codes[rows].tolist()
+    if not codes[0]:
+        first, last = (f"[{table.position[row]}]" for row in (rows[0], rows[-1]))
     else:
-        labels = [table.key(row).label for row in rows.tolist()]
-        labels.sort(key=lambda label: [(len(number), number) for number in _numbers(label)])
+        labels = [table.keys[code].label for code in codes]
+        labels.sort(key=lambda label: [(len(n), n) for n in (n.lstrip("0") for n in _NUMBER.findall(label))])
         first, last = labels[0], labels[-1]
     same = commonprefix([first, last]).rstrip(digits)  # noqa: RUF071 (characters are meant)
     if first[0] == "[" and first[-1] == "]":
@@ -322,7 +309,3 @@ def _label(table: TreeTable, rows: np.ndarray) -> str:
     else:
         names = f"{first}…{last.removeprefix('.') if len(last) <= _LONG else last[len(same) :]}"
     return f"{names} ×{len(rows):,}"
-
-
-def _numbers(label: str) -> list[str]:
-    return [number.lstrip("0") for number in _NUMBER.findall(label)]

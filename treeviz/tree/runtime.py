@@ -177,7 +177,8 @@ class PrivateName(NamedTuple):
         return re.sub(r"\._.*", "", self.where.partition(":")[0])
 
     def __str__(self) -> str:
-        return " or ".join(map(_readable, self.where.split(" or ")))
+        places = [place.replace(":", ".").partition(".<globals>.") for place in self.where.split(" or ")]
+        return " or ".join([f"{name} in {function}" if name else function for function, _, name in places])
 
     def is_missing(self) -> bool:
         """Whether the installed library lacks this name in all places."""
@@ -213,19 +214,11 @@ def warn_of_missing(table: Iterable[PrivateName], stacklevel: int = 2) -> None:
 
 def names_in_code(function: Any) -> tuple[set[str], set[str]]:
     """The global names and attributes in a function's code, and the names of the functions defined within it."""
-    codes, names, functions = [getattr(function, "__wrapped__", function).__code__], set(), set()
-    while codes:
-        code = codes.pop()
+    codes, names = [getattr(function, "__wrapped__", function).__code__], set[str]()
+    for code in codes:  # which grows
         names.update(code.co_names)
-        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        functions.update(code.co_name for code in inner)
-        codes += inner
-    return names, functions
-
-
-def _readable(place: str) -> str:
-    function, _, name = place.replace(":", ".").partition(".<globals>.")
-    return f"{name} in {function}" if name else function
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names, {code.co_name for code in codes[1:]}
 
 
 def _exists(place: str) -> bool:

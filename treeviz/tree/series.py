@@ -185,8 +185,7 @@ def merged(
 def _last_known(values: np.ndarray, starts: np.ndarray, axis: int) -> np.ndarray:
     values = np.moveaxis(values, axis, 0)
     last = values[np.append(starts[1:], len(values)) - 1]
-    has_gaps = np.isnan(last).any(axis=0) if values.dtype.kind == "f" else np.False_
-    if has_gaps.any():
+    if values.dtype.kind == "f" and (has_gaps := np.isnan(last).any(axis=0)).any():
         with_gaps = values[:, has_gaps]
         places = np.where(np.isnan(with_gaps), -1, np.arange(len(with_gaps))[:, None])
         places = np.maximum.reduceat(places, starts, axis=0)

@@ -21,18 +21,12 @@ _MAX_PARTS = 1000
 
 
 class Fields(NamedTuple):
-    """The fields of a dataclass or named tuple that no key of a child names.
-
-    Attributes:
-      unnamed: The positions of the children whose keys name no field.
-      all: All fields of the class.
-      is_known: A file about a library describes the class: its fields are children or static.
-    """
+    """The fields of a dataclass or named tuple that no key of a child names."""
 
     names: tuple[str, ...]
-    unnamed: tuple[int, ...]
-    all: frozenset[str]
-    is_known: bool
+    unnamed: tuple[int, ...]  # the positions of the children whose keys name no field
+    all: frozenset[str]  # all fields of the class
+    is_known: bool  # a file about a library describes the class: its fields are children or static
 
 
 def static_of(node: Any, fields: Fields, values: Sequence[Any], children: Sequence[Any], aux: Any) -> list:
@@ -91,9 +85,8 @@ def _parts(aux: Any, values: Collection[Any]) -> list[tuple[str, Any]]:
         return items
     parts: list[tuple[str, Any]] = []
     for name, value in stored_items(aux).items():
-        path = f"aux.{name}"
-        inside = _items(path, value)
-        parts += [(path, value)] if inside is None else inside
+        inside = _items(f"aux.{name}", value)
+        parts += [(f"aux.{name}", value)] if inside is None else inside
     return parts[:_MAX_PARTS] or [("aux", aux)]
 
 
@@ -203,14 +196,13 @@ def static_note(pairs: Iterable[tuple[str, Any]], where: str = "static data") ->
     """
     pairs = list(pairs)
     found = arrays_in(((step_to(name), value) for name, value in pairs if not name.endswith(DROPPED)), _MAX_OBJECTS)
+    when = "it changes" if found.n_arrays == 1 else "they change"
+    text = f"{hidden(found)} in {where}: jit raises or compiles again when {when}"
     if not found.n_arrays:
         lost = ((step_to(name.removesuffix(DROPPED)), value) for name, value in pairs if name.endswith(DROPPED))
         found = arrays_in(lost, _MAX_OBJECTS)
         text = f"{hidden(found)}, {LOST}: `tree_flatten` drops {'it' if found.n_arrays == 1 else 'them'}"
-        return Note("hidden", text + stopped(found), details=found.details) if found.n_arrays else None
-    when = "it changes" if found.n_arrays == 1 else "they change"
-    text = f"{hidden(found)} in {where}: jit raises or compiles again when {when}"
-    return Note("hidden", text + stopped(found), details=found.details)
+    return Note("hidden", text + stopped(found), details=found.details) if found.n_arrays else None
 
 
 def stored_values(node: Any, names: Collection[str]) -> list[Any]:
@@ -224,21 +216,16 @@ def sameness(values: list[Any]) -> list[Any]:
     Two entries for each value. User-defined classes are compared by identity, so none of their code runs.
     """
     same: list[Any] = []
-    add = same.append
     for value in values:
         cls = type(value)
         if cls is int or cls is str:
-            add(cls)
-            add(value)
+            same += (cls, value)
         elif cls is float:
-            add(cls)
-            add(value.hex())  # distinguishes -0.0 from 0.0, and is equal for all NaN
+            same += (cls, value.hex())  # distinguishes -0.0 from 0.0, and is equal for all NaN
         elif cls is tuple and len(value) < 8 and all(type(inner) is int for inner in value):
-            add(cls)
-            add(value)
+            same += (cls, value)
         else:
-            add(None)
-            add(id(value))
+            same += (None, id(value))
     return same
 
 

@@ -105,11 +105,11 @@ def error_text(error: BaseException) -> str:
 
 def dimensions(shape: Any) -> tuple[int, ...]:
     """The shape as ints; symbolic dimensions as text."""
-    return tuple([size if type(size) is int else _dimension(size) for size in shape])
 
+    def dimension(size: Any) -> Any:
+        return guarded(lambda: operator.index(size), lambda _: visible(str(size), 40))
 
-def _dimension(size: Any) -> Any:
-    return guarded(lambda: operator.index(size), lambda _: visible(str(size), 40))
+    return tuple([size if type(size) is int else dimension(size) for size in shape])
 
 
 def aval_text(shape: tuple[int, ...], dtype: str, axes: tuple[str, ...] = ()) -> str:
@@ -152,10 +152,7 @@ def inner_text(value: Any, limit: int, depth: int, of_object: OfObject) -> str:
         return _items_text(cls, value, limit, depth, of_object)
     if cls is dict:
         pairs = list(islice(value.items(), limit // 3))
-        texts = (
-            f"{inner_text(k, limit, depth + 1, of_object)}: {inner_text(v, limit, depth + 1, of_object)}"
-            for k, v in pairs
-        )
+        texts = (": ".join([inner_text(part, limit, depth + 1, of_object) for part in pair]) for pair in pairs)
         return bracket("{", texts, len(value), "}", limit)
     if has_base(cls, type):
         return qualified_name(value)
@@ -236,14 +233,11 @@ def qualified_name(cls: type) -> str:
 
 def function_name(function: Any) -> str:
     """ "relu", "MLP.__call__", "partial(relu, …)"; bounded."""
-    function = unboxed(function)
-    n_partials = 0
+    function, n_partials = unboxed(function), 0
     while has_base(type(function), functools.partial) and n_partials < 8:
         function = unboxed(functools.partial.func.__get__(function))
         n_partials += 1
-    if n_partials:
-        return f"partial({_plain_name(function)}, …)"
-    return _plain_name(function)
+    return f"partial({_plain_name(function)}, …)" if n_partials else _plain_name(function)
 
 
 def step_name(step: Any) -> str:
@@ -302,9 +296,8 @@ def array_text(value: Any) -> str | None:
     if module in ("jax", "jaxlib", "torch", "tensorflow"):
         described = guarded(lambda: (tuple(map(int, value.shape)), str(value.dtype)), lambda _: None)
         if described is not None:
-            return aval_text(
-                described[0], visible(described[1].removeprefix("torch.").replace("[('float0', 'V')]", "float0"), 40)
-            )
+            shape, dtype = described
+            return aval_text(shape, visible(dtype.removeprefix("torch.").replace("[('float0', 'V')]", "float0"), 40))
     return None
 
 
@@ -333,9 +326,7 @@ _ATOMS: Mapping[int, Callable[[Any, int], str]] = {
     },
     id(memoryview): lambda value, limit: f"{value.nbytes:,} bytes",
     id(array.array): lambda value, limit: f"{len(value):,} × {value.typecode!r}",
-    id(types.CodeType): lambda value, limit: visible(
-        value.co_qualname if hasattr(value, "co_qualname") else value.co_name
-    ),
+    id(types.CodeType): lambda value, limit: visible(value.co_qualname),
     id(types.ModuleType): _module_text,
     **{
         id(cls): lambda value, limit: visible(value.__qualname__.replace("<locals>.", ""), 80)

@@ -42,31 +42,18 @@ def note_shared(
     occurrences: dict[int, int] = {}
     inside_until = 0
     for row, first in sorted(repeats):
-        if row < inside_until or not _is_notable(first, ends, facts):
+        if row < inside_until:
             continue
+        # Python shares constant tuples; a static node is a constant, too.
+        if facts(first).kind in ("tuple", "namedtuple", "static"):
+            inside = map(facts, range(first, ends[first]))
+            if not any(one.bytes or KINDS[one.kind].is_mutable for one in inside):
+                continue
         inside_until = ends[row]
         occurrences[first] = occurrences.get(first, 1) + 1
         notes.setdefault(row, []).append(Note("shared", "the same object as", first))
     for first, n in occurrences.items():
         notes.setdefault(first, []).append(Note("shared", f"occurs in {n} places"))
-
-
-def _is_notable(first: int, ends: Sequence[int], facts: Callable[[int], Facts]) -> bool:
-    """Python shares constant tuples, so a shared tuple is noted only if it contains arrays or mutable objects.
-
-    A static node is a constant, too.
-    """
-    if facts(first).kind not in ("tuple", "namedtuple", "static"):
-        return True
-    inside = map(facts, range(first, ends[first]))
-    return any(one.bytes or KINDS[one.kind].is_mutable for one in inside)
-
-
-def repeat_facts(cls: type, inside: Sequence[Facts]) -> Facts:
-    """The facts of a node that is not walked again; `inside` are the facts of its subtree."""
-    numbers = zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
-    leaves, elements, n_bytes = (min(sum(part), _MOST_SUM) for part in numbers)
-    return Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
 
 
 @lru_cache(64)  # thousands of nodes may leave out equally many
@@ -118,9 +105,7 @@ new_frame = partial(tuple.__new__, Frame)  # three times as fast as `_make`
 
 
 class LeftOut(NamedTuple):
-    """A placeholder for children beyond the budget."""
-
-    n_children: int
+    n_children: int  # beyond the budget
 
 
 def fair_frame(
@@ -184,7 +169,7 @@ _FEWEST_SIBLINGS = 8
 _FIRST, _MOST = 16, 1 << 14  # siblings that are tried at once: four times as many after each success
 _ROWS_FOR_A_MISS = 256  # a failed try costs as much as walking about so many rows
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
-_JAX_FACTS = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
+_jax_facts, _is_deleted = attrgetter("aval", "committed"), methodcaller("is_deleted")
 
 
 class Rows(NamedTuple):
@@ -201,21 +186,14 @@ class Rows(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A row of the subtree that later siblings are compared with.
-
-    Attributes:
-      fact_code: Of its facts.
-      below: The offsets of its children.
-      key_codes: Of their keys.
-      names: The keys of a dict.
-    """
+    """A row of the subtree that later siblings are compared with."""
 
     node: Any
     handler: Handler
     fact_code: int
-    below: Sequence[int]
-    key_codes: list[int]
-    names: list[str] | None
+    below: Sequence[int]  # the offsets of its children
+    key_codes: list[int]  # of its children
+    names: list[str] | None  # the keys of a dict
 
 
 class SimilarSiblings:
@@ -253,9 +231,8 @@ class SimilarSiblings:
             first = len(above.children) - n_waiting
             n = min(n_tried, n_waiting, max(room - n_added, 0) // size)
             # Another thread may change a dict, and flattening a node may raise.
-            n_taken = guarded(
-                lambda first=first, n=n: self._add_rows(parts, above, row, slice(first, first + n)), _zero
-            )
+            which = slice(first, first + n)
+            n_taken = guarded(lambda which=which: self._add_rows(parts, above, row, which), lambda _: 0)
             n_waiting, n_added = n_waiting - n_taken, n_added + n_taken * (size - 1)
             if n_taken < n_tried or self._is_late():
                 break
@@ -280,11 +257,7 @@ class SimilarSiblings:
         return _Part(node, handler, fact_code, below, key_codes, names) if is_known else None
 
     def _columns(self, parts: list[_Part], row: int, siblings: list[Any]) -> list[list[Any]]:
-        """The node at each row of a subtree, for the first siblings that are similar to it.
-
-        Args:
-          parts: The known parts of the subtree; further ones are appended while siblings are similar.
-        """
+        """The node at each row of a subtree, for the first similar siblings; appends the parts not known yet."""
         columns, n = {0: siblings}, len(siblings)
         for i in range(self._rows.ends[row] - row):
             part = parts[i] if i < len(parts) else self._make_part(row, row + i)
@@ -358,15 +331,11 @@ class SimilarSiblings:
         if type(leaf) is np.ndarray:
             return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
         if describe == facts.array:
-            shardings = [other.sharding for other in others]
-            are_equal = all({*map(get, others)} == {get(leaf)} for get in _JAX_FACTS)
-            are_equal = are_equal and {*_classes(shardings)} == {id(type(leaf.sharding))}
-            return are_equal and shardings == [leaf.sharding] * len(shardings)
+            if {*map(_jax_facts, others)} != {_jax_facts(leaf)} or {*map(_is_deleted, others)} != {leaf.is_deleted()}:
+                return False
+            sharding, shardings = leaf.sharding, [other.sharding for other in others]
+            return {*_classes(shardings)} == {id(type(sharding))} and shardings == [sharding] * len(shardings)
         return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
-
-
-def _zero(_: BaseException) -> int:
-    return 0
 
 
 def _classes(objects: Iterable[Any]) -> list[int]:
@@ -537,11 +506,7 @@ class _Scanner:
                         self._n_expected += similar.add_similar(stack[-1], parent, self._max_rows - self._n_expected)
 
     def _check_time(self, row: int, children: list, codes: list[int], position: int, waiting: Iterator[int]) -> int:
-        """If no time is left, replace the children from `position` on with a placeholder.
-
-        Returns:
-          The row at which to check again.
-        """
+        """If no time is left, replace the children from `position` on; return the row at which to check again."""
         if self._elapsed() <= self._max_s:
             return row + _CHECK_EVERY
         if not self._fair:
@@ -569,7 +534,11 @@ class _Scanner:
 
     def _enter(self, node: Any, row: int, handler: Handler, above: Frame) -> Frame | None:
         """Describe a node; return the frame to walk its children, or None."""
-        if self._is_leaf is not None and self._declared_leaf(node):
+
+        def complain(error: BaseException) -> None:
+            self._describers.notes.append(Note("error", f"is_leaf raised here: {error_text(error)}"))
+
+        if self._is_leaf is not None and guarded(lambda: bool(self._is_leaf(node)), complain):  # type: ignore[misc]
             self._fact_codes.append(self._describers.declared_leaf(node))
             return None
         if handler.has_identity and id(node) in self._first_rows and self._is_skipped(node, row):
@@ -616,12 +585,6 @@ class _Scanner:
             self._expect(len(children))
         return new_frame((row, above.depth + 1, children, key_codes, iter(range(len(children))), 0, ()))
 
-    def _declared_leaf(self, node: Any) -> bool:
-        def complain(error: BaseException) -> None:
-            self._describers.notes.append(Note("error", f"is_leaf raised here: {error_text(error)}"))
-
-        return bool(guarded(lambda: bool(self._is_leaf(node)), complain))  # type: ignore[misc]
-
     def _is_skipped(self, node: Any, row: int) -> bool:
         """Whether to skip a node that occurred before: it contains itself, or the budget of repeated rows is spent."""
         first = self._first_rows[id(node)]
@@ -636,7 +599,10 @@ class _Scanner:
             self._repeats_left -= n_rows
             return False
         inside = [facts.facts[code] for code in self._fact_codes[first : self._ends[first]]]
-        self._fact_codes.append(facts.code(repeat_facts(cls, inside)))
+        numbers = zip(*((f.leaves, f.elements, f.bytes) for f in inside), strict=True)
+        leaves, elements, n_bytes = (min(sum(part), _MOST_SUM) for part in numbers)
+        repeat = Facts("repeat", class_name(cls), False, leaves, elements, n_bytes, module=module_name(cls))
+        self._fact_codes.append(facts.code(repeat))
         return True
 
     def _inline(self, box: Any, row: int, inlined: Inlined) -> None:

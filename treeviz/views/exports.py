@@ -19,7 +19,7 @@ from treeviz.tree.table import TreeTable
 from treeviz.tree.text import visible
 from treeviz.views.picture.draw import GLYPHS, IN_EVERY_ROW, row_badges
 from treeviz.views.text.cells import columns_of_cells, type_cells
-from treeviz.views.text.rows import first_rows, folded
+from treeviz.views.text.rows import first_rows
 from treeviz.views.text.text import LeftOut, guides, in_brief, key_labels
 from treeviz.views.view import View
 
@@ -81,16 +81,12 @@ def to_json(view: View) -> str:
     described = [{name: getattr(c, name) for name in ("name", "title", "format", "rollup", "help")} for c in columns]
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
     device_sets = {ids: i for i, ids in enumerate(dict.fromkeys(sharding.device_ids for sharding in shardings))}
+    rows = (_places(table), _facts(table, device_sets), _sizes(table), _values(table, columns))
     parts = [
         f'{{"format": {json.dumps(FORMAT)},\n"name": {json.dumps(table.name)},\n',
         f'"headline": {json.dumps(table.headline)},\n"columns": {json.dumps(described)},\n',
         f'"device_sets": {json.dumps([*device_sets])},\n"rows": [\n',
-        ",\n".join(
-            map(
-                "".join,
-                zip(_places(table), _facts(table, device_sets), _sizes(table), _values(table, columns), strict=True),
-            )
-        ),
+        ",\n".join(map("".join, zip(*rows, strict=True))),
         "\n]",
         ',\n"series": [\n' + ",\n".join(map(_series, view.series)) + "\n]" if view.series else "",
         "}",
@@ -175,13 +171,14 @@ def _values(table: TreeTable, columns: Sequence[Column]) -> Iterator[str]:
 
 def _written(table: TreeTable, column: Column) -> list[str]:
     if column.format == "label":
-        levels = [_text(str(level)) for level in column.levels]
-        return levels if column.codes is None else [levels[code] for code in column.codes.tolist()]
+        return list(map(_text, _labels(column)))
     if column.format == "histogram":
         column = replace(column, levels=np.asarray(column.levels, dtype=np.float64))
         return [f"[{', '.join(map(_number, counts))}]" for counts in table.rolled(column).tolist()]
     values = table.rolled(column).tolist()
-    written = [_number(value) for value in (values if column.format == "number" else map(_whole, values))]
+    # A count may be stored as a float.
+    is_count = column.format != "number"
+    written = [_number(int(x) if is_count and isinstance(x, float) and x.is_integer() else x) for x in values]
     for row in [] if column.bad is None else np.flatnonzero(column.bad).tolist():
         written[row] = '"NaN"'
     return written
@@ -190,9 +187,7 @@ def _written(table: TreeTable, column: Column) -> list[str]:
 def _series(series: Series) -> str:
     head = {name: getattr(series, name) for name in ("name", "title", "unit", "log")}
     head |= {name: part.tolist() for name, part in _steps_of(series, "first_steps", "last_steps", "last_inner").items()}
-    marks = [
-        {"row": int(row), "place": int(place), "kind": kind, "text": text} for row, place, kind, text, _ in series.marks
-    ]
+    marks = [{"row": int(m.row), "place": int(m.column), "kind": m.kind, "text": m.text} for m in series.marks]
     places = [np.flatnonzero(bad).tolist() for bad in series.bad | np.isinf(series.values)]
     parts = [f'"{name}": {_lines(getattr(series, name))}' for name in ("values", "low", "high")]
     parts += [f'"nonfinite": {json.dumps(places)}', f'"marks": {json.dumps(marks)}']
@@ -204,14 +199,8 @@ def _lines(values: np.ndarray | None) -> str:
     if values is None:
         return "null"
     written: list[list[str]] = values.astype(np.float32).astype(str).tolist()
-    return (
-        "[\n" + ",\n".join([f"[{', '.join([_NOT_FINITE.get(word, word) for word in row])}]" for row in written]) + "]"
-    )
-
-
-def _whole(value: float) -> float:
-    """The value as an int, if it is a count stored as a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    rows = [f"[{', '.join([_NOT_FINITE.get(word, word) for word in row])}]" for row in written]
+    return "[\n" + ",\n".join(rows) + "]"
 
 
 def _number(value: float) -> str:
@@ -229,14 +218,10 @@ _IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$&#])")
 
 
 class _Line(NamedTuple):
-    """A row, or a line for the rows left out below one.
-
-    Attributes:
-      parent: The index of the parent's line; -1 at the root.
-    """
+    """A row, or a line for the rows left out below one."""
 
     depth: int
-    parent: int
+    parent: int  # the index of its line; -1 at the root
     name: str
     type: str
     cells: list[str]
@@ -247,14 +232,12 @@ class _Line(NamedTuple):
 def markdown(view: View, max_rows: int) -> str:
     """The headline, and below it the first rows as a table in GitHub's Markdown."""
     titles, lines = _outline(view, max_rows)
-    has_notes = any(line.notes for line in lines)
-    heads = ["name", "type", *map(_plain, titles), *(["notes"] if has_notes else [])]
-    rows = [heads, [":--", ":--", *["--:"] * len(titles), *([":--"] if has_notes else [])]]
+    rows = [["name", "type", *map(_plain, titles), "notes"], [":--", ":--", *["--:"] * len(titles), ":--"]]
     for line in lines:
         name = "&emsp;" * line.depth + (_plain(line.name) if line.is_leaf else f"**{_plain(line.name)}**")
-        rows.append(
-            [name, *map(_plain, (line.type, *line.cells)), *([_plain(", ".join(line.notes))] if has_notes else [])]
-        )
+        rows.append([name, *map(_plain, (line.type, *line.cells, ", ".join(line.notes)))])
+    if not any(line.notes for line in lines):
+        rows = [row[:-1] for row in rows]
     headline = " · ".join((f"**{_plain(view.table.name)}**", *map(_plain, view.table.headline)))
     return "\n".join([headline, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
@@ -277,7 +260,7 @@ def mermaid(view: View, max_rows: int) -> str:
 
 def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
     """The titles of the columns and the lines, with the rows that a picture shows."""
-    view = folded(in_brief(view))
+    view = in_brief(view, fold=True)
     table = view.table
     truncated = first_rows(view, max_rows, view.depth)
     rows = truncated.rows
@@ -329,13 +312,12 @@ def to_records(view: View) -> list[dict[str, Any]]:
     known = {column.name: column for column in (*view.columns, *table.columns.values())}
     columns = {name: known[name] for name in (*SIZES, *(column.name for column in view.columns)) if name in known}
     values = {name: _record_values(table, column) for name, column in columns.items()}
-    records = []
-    for row in table:
-        facts = row.facts
-        record: dict[str, Any] = {"path": row.keystr, "depth": row.depth, "leaf": row.is_leaf}
-        record |= {"type": facts.type, "shape": facts.shape, "dtype": facts.dtype}
-        records.append(record | {name: column_values[row.number] for name, column_values in values.items()})
-    return records
+    facts = {"path": "keystr", "depth": "depth", "leaf": "is_leaf", "type": "type", "shape": "shape", "dtype": "dtype"}
+    return [
+        {name: getattr(row, attribute) for name, attribute in facts.items()}
+        | {name: column_values[row.number] for name, column_values in values.items()}
+        for row in table
+    ]
 
 
 def to_frame(view: View, series: str | None = None) -> Frame:
@@ -344,9 +326,9 @@ def to_frame(view: View, series: str | None = None) -> Frame:
         rows = to_records(view)
         return {name: [row[name] for row in rows] for name in rows[0]}
     known = {recorded.name: recorded for recorded in view.series}
-    if series not in known:
+    chosen = known.get(series)
+    if chosen is None:
         raise LookupError(f"to_pandas: no series {series!r}; there are {', '.join(map(repr, known)) or 'none'}.")
-    chosen = known[series]
     n_rows, n_steps = chosen.values.shape
     low, high = (chosen.values if bound is None else bound for bound in (chosen.low, chosen.high))
     steps = _steps_of(chosen, "first_step", "step", "inner")
@@ -367,10 +349,14 @@ def _steps_of(series: Series, first: str, last: str, last_inner: str) -> dict[st
     return columns
 
 
-def _record_values(table: Any, column: Any) -> list[Any]:
+def _labels(column: Column) -> list[str]:
+    levels = [str(level) for level in column.levels]
+    return levels if column.codes is None else [levels[code] for code in column.codes.tolist()]
+
+
+def _record_values(table: TreeTable, column: Column) -> list[Any]:
     if column.format == "label":
-        levels = [str(level) for level in column.levels]
-        return levels if column.codes is None else [levels[code] for code in column.codes.tolist()]
+        return _labels(column)
     values = table.rolled(column)
     if column.format in ("count", "bytes") and np.isfinite(values).all():
         values = values.astype(np.int64)

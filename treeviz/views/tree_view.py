@@ -38,25 +38,23 @@ def box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str
       lines: The view as text, for treescope's text output.
       path: treescope's path of the object, or None.
     """
-    return guarded(lambda: _box(name, summary, n_rows, fragment, lines, path), lambda _: NotImplemented)
 
+    def made() -> Any:
+        from treescope import rendering_parts as parts
 
-def _box(name: str, summary: str, n_rows: int, fragment: str, lines: Sequence[str], path: str | None) -> Any:
-    from treescope import rendering_parts as parts
+        written = parts.on_separate_lines([parts.text(line) for line in lines])
+        height = min(MAX_HEIGHT, max(MIN_HEIGHT, _HEAD + _ROW * n_rows))
+        sized = f'<div style="width:{WIDTH}px;height:{height}px;overflow:auto">{fragment}</div>'
+        frame = parts.embedded_iframe(sized, fallback_in_text_mode=written)
+        inside = parts.fold_condition(collapsed=parts.text(" …"), expanded=parts.indented_children([frame]))
+        return parts.build_custom_foldable_tree_node(
+            label=parts.text(f"<{name} {summary}"),
+            contents=parts.siblings(inside, parts.text(">")),
+            path=path,
+            expand_state=parts.ExpandState.EXPANDED,
+        )
 
-    written = parts.on_separate_lines([parts.text(line) for line in lines])
-    height = min(MAX_HEIGHT, max(MIN_HEIGHT, _HEAD + _ROW * n_rows))
-    sized = f'<div style="width:{WIDTH}px;height:{height}px;overflow:auto">{fragment}</div>'
-    frame = parts.embedded_iframe(sized, fallback_in_text_mode=written)
-    return parts.build_custom_foldable_tree_node(
-        label=parts.text(f"<{name} {summary}"),
-        contents=parts.siblings(
-            parts.fold_condition(collapsed=parts.text(" …"), expanded=parts.indented_children([frame])),
-            parts.text(">"),
-        ),
-        path=path,
-        expand_state=parts.ExpandState.EXPANDED,
-    )
+    return guarded(made, lambda _: NotImplemented)
 
 
 MAX_ROWS = 60  # in a terminal, a Markdown table, a diagram

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treeviz.tree.facts import Column
-from treeviz.tree.runtime import ipython_shell
+from treeviz.tree.runtime import computed_once, ipython_shell
 from treeviz.tree.series import Histograms, Series, with_steps
 from treeviz.tree.table import TreeTable
 
@@ -59,7 +59,7 @@ class View:
         """The view that texts, pictures and the static rows of a page show."""
         return self
 
-    @property
+    @computed_once
     def part(self) -> str:
         """The front end that its page needs in addition to the tree: "series", "diff", "values" or "drawn".
 
@@ -81,7 +81,7 @@ class View:
     def columns_without_last_value(self) -> tuple[Column, ...]:
         """The columns without the last values of the first series, which are shown next to its sparklines."""
         source, _, statistic = self.series[0].name.rpartition(".") if self.series else ("", "", "")
-        return tuple(column for column in self.columns if not source or column.name != f"{source}_{statistic}")
+        return tuple([column for column in self.columns if not source or column.name != f"{source}_{statistic}"])
 
     @property
     def title(self) -> str:
@@ -166,21 +166,13 @@ def open_page(name: str, html: Callable[[], str]) -> Path:
 
     stem = re.sub(r"\W+", "-", name).strip("-")[:40] or "tree"
     page = write(Path(tempfile.mkdtemp(prefix="treeviz-")) / f"{stem}.html", {".html": html})
-    if not (_has_browser() and webbrowser.open(page.as_uri())):
+    # Without a display on Linux, `webbrowser` would start a text browser that takes over the terminal.
+    has_browser = sys.platform in ("win32", "darwin") or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    )
+    if os.environ.get("SSH_CONNECTION") or not has_browser or not webbrowser.open(page.as_uri()):
         print(page)
     return page
-
-
-def _has_browser() -> bool:
-    """Whether a browser can open on the user's screen.
-
-    Without a display on Linux, `webbrowser` would start a text browser that takes over the terminal, so
-    BROWSER must be set.
-    """
-    if os.environ.get("SSH_CONNECTION"):
-        return False
-    has_display = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    return has_display or bool(os.environ.get("BROWSER"))
 
 
 def _replace(path: Path, parts: Iterable[str | bytes]) -> None:

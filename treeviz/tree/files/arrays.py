@@ -312,18 +312,16 @@ def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> 
                 wanted.remove(name)
                 yield name, stored
         if wanted:
-            raise ValueError(
-                f"{visible(shard, 100)} has no tensor {visible(min(wanted), 100)!r}, which the index names"
-            )
+            missing = visible(min(wanted), 100)
+            raise ValueError(f"{visible(shard, 100)} has no tensor {missing!r}, which the index names")
 
 
 def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
     """The tensors of a folder: those in its index, or in every `.safetensors` file there."""
     indices = [name for name in names if name.endswith(_INDEX)]
     if len(indices) > 1:
-        raise ValueError(
-            f"it has {len(indices)} indices: name one of {', '.join(visible(index, 60) for index in indices)}"
-        )
+        shown = ", ".join(visible(index, 60) for index in indices)
+        raise ValueError(f"it has {len(indices)} indices: name one of {shown}")
     if indices:
         yield from read_index(folder / indices[0])
     else:
@@ -399,18 +397,14 @@ def _compact(pairs: list[tuple[str, Any]]) -> Any:
 
 
 class _TensorType(NamedTuple):
-    """The properties that tensors of one dtype and shape share.
-
-    Attributes:
-      values: Decodes values from bytes; None if the bytes have the dtype.
-    """
+    """The properties that tensors of one dtype and shape share."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     n_bytes: int
     stored_as: str = ""
     text: str = ""
-    values: Any = None
+    values: Any = None  # decodes values from bytes; None if the bytes have the dtype
 
 
 def _tensor_type(shown: str, name: str, shape: tuple[int, ...], n_given: int) -> _TensorType:
@@ -522,33 +516,24 @@ class _Scanner:
         if code < 0xC0:
             return self._array(code & 15, name, level) if code < 0xA0 else self._str(code & 31, name, level)
         if code in _NUMBERS:
-            return self._number(_NUMBERS[code])
+            return struct.unpack(_NUMBERS[code], self._read(struct.calcsize(_NUMBERS[code])))[0]
         if 0xD4 <= code <= 0xD8:
             return self._ext(1 << (code - 0xD4), name, level)
         if code == 0xC1:
             raise ValueError("it is not msgpack")
         return {0xC0: None, 0xC2: False, 0xC3: True}[code]
 
-    def _number(self, form: str) -> Any:
-        return struct.unpack(form, self._read(struct.calcsize(form)))[0]
-
     def _read(self, n: int) -> bytes:
         start = self._at - self._from
         data = self._buffer[start : start + n]
+        if len(data) < n <= self.n_left:
+            self._file.seek(self._at)
+            self._buffer, self._from = self._file.read(max(n, _AT_ONCE)), self._at
+            data = self._buffer[:n]
         if len(data) < n:
-            data = self._peek(n)
-            if len(data) < n:
-                raise ValueError(f"it is cut: {n:,} more bytes were to come")
+            raise ValueError(f"it is cut: {n:,} more bytes were to come")
         self._at += n
         return data
-
-    def _peek(self, n: int) -> bytes:
-        """The next `n` bytes; fewer at the end."""
-        start = self._at - self._from
-        if start > len(self._buffer) - n and n <= self.n_left:
-            self._file.seek(self._at)
-            self._buffer, self._from, start = self._file.read(max(n, _AT_ONCE)), self._at, 0
-        return self._buffer[start : start + n]
 
     def _skip(self, n: int) -> _Bytes:
         start = self._at
@@ -654,8 +639,4 @@ class _Scanner:
         n_bytes = n_bytes_of(shown, shape, dtype)
         if n_bytes != sum(part.nbytes for part in parts) or any(part.dtype != dtype for part in parts):
             raise ValueError(f"{shown!r} is damaged: its parts do not make up its shape")
-        return Stored(tuple(shape), dtype, partial(_of_parts, parts), name)
-
-
-def _of_parts(parts: list[Stored], _: Stored) -> Iterator[np.ndarray]:
-    return chain.from_iterable(part.chunks() for part in parts)
+        return Stored(tuple(shape), dtype, lambda _: chain.from_iterable(part.chunks() for part in parts), name)

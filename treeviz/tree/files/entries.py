@@ -271,22 +271,19 @@ def nested(arrays: Mapping[str, Any]) -> Any:
 
 def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
     """The arrays; a quantized one that has a scale names it in its text."""
-    if not any(type(array) is Stored and _is_quantized(name, array.dtype) for name, array in arrays.items()):
-        return arrays
-    return {name: _with_scale(name, array, arrays) for name, array in arrays.items()}
-
-
-def _with_scale(name: str, array: Any, arrays: dict[str, Any]) -> Any:
-    if type(array) is not Stored or array.text or not _is_quantized(name, array.dtype):
-        return array
-    prefix = name.rpartition(".")[0]
-    candidates = [f"{name}{ending}" for ending in _SCALES] + ([f"{prefix}.scales"] if name.endswith("qweight") else [])
-    scales = [candidate.removeprefix(f"{prefix}.") for candidate in candidates if candidate in arrays]
-    return replace(array, text=f"scaled by {scales[0]}") if scales else array
-
-
-def _is_quantized(name: str, dtype: np.dtype) -> bool:
-    return (dtype.itemsize == 1 and dtype != np.bool_) or name.endswith("qweight")
+    scaled: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if type(array) is not Stored or array.text:
+            continue
+        is_packed = name.endswith("qweight")
+        if not (is_packed or (array.dtype.itemsize == 1 and array.dtype != np.bool_)):
+            continue
+        prefix = name.rpartition(".")[0]
+        candidates = [f"{name}{ending}" for ending in _SCALES] + [f"{prefix}.scales"] * is_packed
+        scale = next(filter(arrays.__contains__, candidates), None)
+        if scale is not None:
+            scaled[name] = replace(array, text=f"scaled by {scale.removeprefix(f'{prefix}.')}")
+    return arrays | scaled
 
 
 def _as_list(node: dict[str, Any]) -> Any:

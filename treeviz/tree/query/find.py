@@ -37,30 +37,17 @@ _STEP = re.compile(
 _INTO_BOX = re.compile(r"(?<=.)\.(raw_)?value$")
 _DIGITS = frozenset("0123456789")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
-_COMPARE = {
-    "": operator.eq,
-    "=": operator.eq,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
+_COMPARE = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_COMPARE[""] = operator.eq
 
 
 class Term(NamedTuple):
-    """One condition, in lower case.
+    """One condition, in lower case."""
 
-    Attributes:
-      negated: Select the rows that do not match.
-      field: "dtype" in `dtype:bf16`; "" for a word.
-      value: The word, the glob, or what follows the colon.
-      quoted: The value was in quotes, so that no character in it is special.
-    """
-
-    negated: bool
-    field: str
-    value: str
-    quoted: bool
+    negated: bool  # select the rows that do not match
+    field: str  # "dtype" in `dtype:bf16`; "" for a word
+    value: str  # the word, the glob, or what follows the colon
+    quoted: bool  # the value was in quotes, so that no character in it is special
 
     def __str__(self) -> str:
         return f'{self.field}:"{self.value}"' if self.quoted else f"{self.field}:{self.value}"
@@ -93,11 +80,9 @@ def _term(token: re.Match[str]) -> Term:
         return Term(is_negated, token["column"], compare + token["bound"], False)
     quoted = token["quoted"] is not None
     value = token["quoted"] if quoted else token["bare"]
-    without_value = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
-    if without_value:
-        raise ValueError(
-            f'find: {without_value!r} needs a value. To search for the text, put it in quotes: "{without_value}"'
-        )
+    name = token["field"] if not value else value if not quoted and _FIELD.fullmatch(value) else None
+    if name:
+        raise ValueError(f'find: {name!r} needs a value. To search for the text, put it in quotes: "{name}"')
     return Term(is_negated, (token["field"] or "")[:-1], value, quoted)
 
 
@@ -175,10 +160,9 @@ def number_test(term: Term) -> Callable:
     if both := _RANGE.fullmatch(term.value):
         low, high = _number(both[1]), _number(both[2])
         return lambda values: (values >= low) & (values <= high)
-    field = term.field
+    examples = ", ".join(f"{term.field}:{value}" for value in (">1M", "<=0.5", "1k..2k"))
     raise ValueError(
-        f"find: cannot parse {term}. "
-        f"Write {field}:>1M, {field}:<=0.5, {field}:1k..2k or {field}:42; the units are k M G T Ki Mi Gi Ti."
+        f"find: cannot parse {term}. Write {examples} or {term.field}:42; the units are k M G T Ki Mi Gi Ti."
     )
 
 
@@ -295,9 +279,8 @@ def in_path(table: Table, word: str, quoted: bool = False) -> np.ndarray:
     joins += [lambda key, c=c: c + key.segment.replace("/", c) for c in "/." if c in word]
     for text_of in joins if not found[0] else ():
         _add_spanning(table, has_word, len(word), text_of, found)
-    hits = np.flatnonzero(found).tolist()
     covered = 0
-    for row in hits:
+    for row in np.flatnonzero(found).tolist():
         if row >= covered:
             covered = int(table.end[row])
             found[row:covered] = True
@@ -359,10 +342,8 @@ def _on_path(table: Table, pattern: list[str], from_root: bool) -> np.ndarray:
     for depth, code, position in rows:
         moves = moves_of.get(code or -position)
         if moves is None:
-            text = table.keys[code].segment if code else str(position)
-            moves = moves_of[code or -position] = [
-                sum(bit for bit, test in tests if test(segment)) for segment in text.split("/")
-            ]
+            segments = (table.keys[code].segment if code else str(position)).split("/")
+            moves = moves_of[code or -position] = [sum(bit for bit, test in tests if test(s)) for s in segments]
         state, passed = states[depth - 1], 0
         for move in moves:
             state = (state & move) << 1 | state & stay | restart
@@ -450,7 +431,8 @@ def matches(table: Table, query: str) -> np.ndarray:
         for term in terms:
             rows &= _rows(table, term) ^ term.negated
         if any(not term.negated and _rolls_up(table, term) for term in terms):
-            rows &= ~_is_above(table, rows)
+            n_before = np.concatenate([[0], np.cumsum(rows)])
+            rows &= n_before[table.end] == n_before[1:]  # none of the rows is below
         matched |= rows
     return matched
 
@@ -461,8 +443,7 @@ def needs_values(query: str) -> bool:
     Raises:
       ValueError: As `parse`.
     """
-    terms = [term for alternative in parse(query) for term in alternative]
-    return any(term.field in VALUE_STATISTICS or _is_flag(term) for term in terms)
+    return any(term.field in VALUE_STATISTICS or _is_flag(term) for terms in parse(query) for term in terms)
 
 
 def nearest(table: Table, query: str) -> str:
@@ -479,9 +460,8 @@ def nearest(table: Table, query: str) -> str:
 
 def compared_columns(table: Table, query: str) -> list[Column]:
     """The columns of numbers that the query compares, each once."""
-    terms = [term for alternative in parse(query) for term in alternative]
-    columns = _columns_of_numbers(table)
-    return [columns[name] for name in dict.fromkeys(map(_column_name, terms)) if name in columns]
+    names, columns = [_column_name(term) for terms in parse(query) for term in terms], _columns_of_numbers(table)
+    return [columns[name] for name in dict.fromkeys(names) if name in columns]
 
 
 def _is_flag(term: Term) -> bool:
@@ -494,22 +474,13 @@ def _rolls_up(table: Table, term: Term) -> bool:
     return _is_flag(term) or (column is not None and column.rollup != "none" and term.field != "depth")
 
 
-def _is_above(table: Table, rows: np.ndarray) -> np.ndarray:
-    """bool[n_rows]: whether any of the rows is below the row."""
-    counts = np.concatenate([[0], np.cumsum(rows)])
-    return counts[table.end] > counts[1:]
-
-
 def _rows(table: Table, term: Term) -> np.ndarray:
     value = term.value
     if not term.field or (value[0] == "=" and not _is_field(table, term)):  # static fields are printed as `n=3`
         return _rows_of_word(table, term._replace(field="", value=f"{term.field}{value}"))
     glob = glob_test(value) if is_glob(value) and not term.quoted else None
-    contains, equals, is_dtype = (
-        glob or contains_test(value, term.quoted),
-        glob or _equals_test(value),
-        glob or _dtype_test(value),
-    )
+    contains, equals = glob or contains_test(value, term.quoted), glob or _equals_test(value)
+    is_dtype = glob or _dtype_test(value)
     match term.field:
         case "key":
             return by_key(table, lambda key: contains(key.segment) or key.keystr.lower() == value, contains(table.name))
@@ -535,7 +506,7 @@ def _rows(table: Table, term: Term) -> np.ndarray:
             tests.append(lambda text: is_dtype(text.split(" ")[0].removeprefix("~")))
         passed = [any(test(part) for part in str(text).split(", ") for test in tests) for text in labels.levels]
         return np.array(passed, bool)[slice(None) if labels.codes is None else labels.codes]
-    numbers = _numbers(table, term)
+    numbers = _numbers(table, term)  # which says first whether there is such a column
     return number_test(term)(numbers)
 
 
@@ -552,8 +523,11 @@ def _rows_of_word(table: Table, term: Term) -> np.ndarray:
     has_word, is_dtype = contains_test(value, term.quoted), _dtype_test(value)
 
     def is_own(facts: Facts) -> bool:
-        own = has_word(_own_text(facts)) or (not term.quoted and is_dtype(facts.dtype))
-        return own or (fits is not None and fits(facts))
+        shape = "" if facts.shape is None else str(facts.shape)
+        static = [*facts.axes, *("=".join(pair) for pair in (*facts.static, *facts.inside))]
+        text = "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *static))  # no text contains NUL
+        is_same = has_word(text) or (not term.quoted and is_dtype(facts.dtype))
+        return is_same or (fits is not None and fits(facts))
 
     found = in_path(table, value, term.quoted) | _by_facts(table, is_own)
     if not term.quoted:
@@ -585,13 +559,6 @@ def _shape_in(word: str) -> Callable[[Facts], bool] | None:
 
 def _by_facts(table: Table, test: Callable[[Facts], bool]) -> np.ndarray:
     return np.fromiter((test(facts) for facts in table.facts), dtype=bool, count=len(table.facts))[table.fact_codes]
-
-
-def _own_text(facts: Facts) -> str:
-    """The text in which words are searched; NUL, which no text contains, separates its parts."""
-    shape = "" if facts.shape is None else str(facts.shape)
-    static = ["=".join(pair) for pair in (*facts.static, *facts.inside)]
-    return "\0".join((facts.type, facts.kind, facts.dtype, shape, facts.text, *facts.axes, *static))
 
 
 def _equals_test(value: str) -> TextTest:

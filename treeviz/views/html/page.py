@@ -35,7 +35,7 @@ from treeviz.views.text.cells import (
     times_text,
     type_text,
 )
-from treeviz.views.text.rows import first_rows, folded, open_first, truncate
+from treeviz.views.text.rows import first_rows, open_first, truncate
 from treeviz.views.text.terminal import UNICODE
 from treeviz.views.text.text import in_brief
 from treeviz.views.view import View
@@ -122,7 +122,7 @@ class _Cut:
         kept, facts = self._coded(table.fact_codes)
         texts = [f"{n:,} more" for n in self._n_left_out]
         notes = {
-            int(self.new[row]): self._renumbered(row_notes)
+            int(self.new[row]): tuple([n._replace(row=int(self.new[n.row])) if n.row >= 0 else n for n in row_notes])
             for row, row_notes in table.notes.items()
             if self.new[row] >= 0
         }
@@ -145,10 +145,7 @@ class _Cut:
         )
 
     def column(self, column: Column) -> Column:
-        if column.codes is None:
-            used, codes = self._rows, None
-        else:
-            used, codes = self._coded(column.codes)
+        used, codes = (self._rows, None) if column.codes is None else self._coded(column.codes)
         if column.format == "label":
             levels = [*(column.levels[code] for code in used.tolist()), *[""] * len(self._nodes)]
             if codes is None:
@@ -202,11 +199,11 @@ class _Cut:
         with np.errstate(all="ignore"):
             return REDUCE[column.rollup].reduceat(np.append(values, values[:1]), self._ranges)[::2]
 
-    def _renumbered(self, notes: tuple[Note, ...]) -> tuple[Note, ...]:
-        return tuple([note._replace(row=int(self.new[note.row])) if note.row >= 0 else note for note in notes])
-
 
 # Escape text for HTML: one function for each context
+
+
+_SPECIAL = re.compile("[&<>\ud800-\udfff]")
 
 
 class Markup(str):
@@ -219,7 +216,7 @@ def text(content: str) -> Markup:
     """Text between two tags."""
     if type(content) is Markup:
         return content
-    return Markup(escape(_encodable(content), quote=False))
+    return Markup(escape(_encodable(content), quote=False) if _SPECIAL.search(content) else str.__str__(content))
 
 
 def attribute(value: str) -> Markup:
@@ -251,42 +248,26 @@ def outline(view: View) -> Markup:
     other columns with their titles as fit into `_N_BYTES`. The first findings are listed above the rows.
     Rows deeper than `view.depth` are left out.
     """
-    findings = list(_findings(view.table, view.series))
-    view = folded(in_brief(view))
+    findings = "".join(_findings(view.table, view.series))
+    view = in_brief(view, fold=True)
     table, series = view.table, view.series
     depth = MAX_NESTING if view.depth is None else min(view.depth, MAX_NESTING)
     rows, n_left_out, _ = first_rows(view, MAX_LINES, depth)
-    plain = [column for column in view.columns_without_last_value if column.format in WRITE][:_N_PLAIN]
+    shown = view.columns_without_last_value
+    plain = [column for column in shown if column.format in WRITE][:_N_PLAIN]
     titles = ", ".join(["type", *(times_text(first) for first in series[:1]), *(column.title for column in plain)])
-    parts = [
-        f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>',
-        *(f" · {text(summary)}" for summary in table.headline),
-        f"\n<i>name: {text(titles)}",
-        left_out := _Slot(),
-        "</i>\n",
-        *findings,
-        *_lines(view, rows, n_left_out.tolist(), plain),
-    ]
+    summaries = "".join([f" · {text(summary)}" for summary in table.headline])
+    start = f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>{summaries}\n<i>name: {text(titles)}'
+    lines, left_out, end = _lines(view, rows, n_left_out.tolist(), plain), "", "</pre>"
+    if view.footer:
+        end = f"<i>{view.footer}</i>\n{end}"
     if len(rows) < len(table):
-        parts.append(f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n")
-    parts += [f"<i>{view.footer}</i>\n"] * bool(view.footer)
-    parts.append("</pre>")
-    if others := [column for column in view.columns_without_last_value if column not in plain]:
-        room = _N_BYTES - len("".join([part for part in parts if type(part) is str]).encode())
-        further, left_out.text = _further(table, others, rows, room)
-        slots = [part for part in parts if type(part) is _Slot and part is not left_out]
-        for slot, content in zip(slots, further, strict=True):
-            slot.text = content
-    return Markup("".join(map(str, parts)))
-
-
-class _Slot:
-    """A place in the HTML that is filled once the size of the rest is known."""
-
-    text = ""
-
-    def __str__(self) -> str:
-        return self.text
+        end = f"… {count_text(len(table) - len(rows))} of {count_text(len(table))} rows are not shown here.\n{end}"
+    if others := [column for column in shown if column not in plain]:
+        size = len("".join([start, "</i>\n", findings, *map("".join, lines), end]).encode())
+        further, left_out = _further(table, others, rows, _N_BYTES - size)
+        lines = [(line + content, after) for (line, after), content in zip(lines, further, strict=True)]
+    return Markup("".join([start, left_out, "</i>\n", findings, *map("".join, lines), end]))
 
 
 def _further(table: TreeTable, columns: Sequence[Column], rows: np.ndarray, room: int) -> tuple[list[str], str]:
@@ -329,55 +310,62 @@ def _findings(table: TreeTable, series: Sequence[Series]) -> Iterator[str]:
         yield f"… {count_text(len(marks) - _N_FINDINGS)} more findings\n"
 
 
-def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> Iterator[str | _Slot]:
-    """One line for each row, with a slot for further columns; lines without an arrow are indented to match.
+def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequence[Column]) -> list[tuple[str, str]]:
+    """The line of each row, and what follows it; lines without an arrow are indented to match.
 
     The line of a node with rows below it is the <summary> of its <details>.
     """
     table, series = view.table, view.series
-    depths, ends, codes = table.depth[rows].tolist(), table.end[rows].tolist(), table.fact_codes[rows].tolist()
+    columns = (table.depth, table.end, table.fact_codes, table.key_codes, table.position)
+    depths, ends, codes, key_codes, positions = (column[rows].tolist() for column in columns)
     opened = open_first(view)[rows].tolist()
-    facts = {code: _facts_text(table.facts[code]) for code in set(codes)}
-    label = cache(lambda label: text(_short(label)))
+    facts = {}
+    for code in set(codes):
+        parts = (type_text(table.facts[code]), *(part.text for part in fact_parts(table.facts[code])))
+        facts[code] = text(" ".join(map(_short, parts)))
+    labels = {code: text(_short(table.keys[code].label)) for code in set(key_codes)}
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
     counts_inside = marks_inside(table, series, rows)
-    chosen = rows.tolist()
+    chosen, lines = rows.tolist(), list[tuple[str, str]]()
     inside: list[tuple[int, str]] = []  # the end of each open node's subtree, and its closing markup
     for i, row in enumerate(chosen):
+        closing = ""
         while inside and inside[-1][0] <= row:
-            yield inside.pop()[1]
-        indent = "  " * depths[i]
-        what = f"{facts[codes[i]]}{scalar_text(table, row)}{numbers[i]}"
-        line = f"{indent}{label(table.key(row).label if row else table.name)}: {what}"
-        after = "".join([_note(table, note) for note in table.notes[row]]) if row in table.notes else ""
+            closing += inside.pop()[1]
+        indent, code = "  " * depths[i], key_codes[i]
+        label = (labels[code] if code else f"[{positions[i]}]") if row else text(_short(table.name))
+        line = f"{indent}{label}: {facts[codes[i]]}{scalar_text(table, row)}{numbers[i]}"
+        badges = [note_part(table, note).text for note in table.notes.get(row, ())]
+        after = "".join([f" <b>{text(_short(badge, 200))}</b>" for badge in badges])
         has_rows = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
         is_open = has_rows and opened[i]
         if counts_inside[i] and not is_open:
             after += f" <b>{counts_inside[i]}</b>"
         if has_rows:
-            yield from (f"<details{' open' if is_open else ''}><summary>{line}{after}", _Slot(), "</summary>")
+            lines.append((f"{closing}<details{' open' if is_open else ''}><summary>{line}{after}", "</summary>"))
             more = f"    {indent}… {count_text(n_left_out[i])} more\n" if n_left_out[i] else ""
             inside.append((ends[i], f"{more}</details>"))
         else:
             n_inside = f", {count_text(n_left_out[i])} inside" if n_left_out[i] else ""
-            yield from (f"  {line}{n_inside}{after}", _Slot(), "\n")
-    while inside:
-        yield inside.pop()[1]
+            lines.append((f"{closing}  {line}{n_inside}{after}", "\n"))
+    line, after = lines.pop()
+    return [*lines, (line, "".join([after, *(markup for _, markup in reversed(inside))]))]
 
 
 def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> list[str]:
     """The numbers of each row as text."""
-    texts = []
+    texts = [[""] * len(rows)]
     for column in columns:
-        write = cache(WRITE[column.format])
-        values = table.rolled(column)[rows].astype(np.float64, copy=False)
-        hidden = hidden_value(column)
-        is_bad = [False] * len(rows) if column.bad is None else column.bad[rows].tolist()
-        written = ["" if x != x or x == hidden else f", {write(x)}" for x in values.tolist()]
+        write, hidden = WRITE[column.format], hidden_value(column)
+        values = table.rolled(column)[rows].astype(np.float64, copy=False).tolist()
+        known = {x: "" if x != x or x == hidden else f", {write(x)}" for x in set(values)}
+        written = [known[x] for x in values]
         for i, span in span_texts(column.spans, rows, write):
             written[i] = f", {span}"
-        texts.append([f", {BAD}" if bad else content for content, bad in zip(written, is_bad, strict=True)])
-    return list(map("".join, zip(*texts, strict=True))) if texts else [""] * len(rows)
+        for i in [] if column.bad is None else np.flatnonzero(column.bad[rows]).tolist():
+            written[i] = f", {BAD}"
+        texts.append(written)
+    return list(map("".join, zip(*texts, strict=True)))
 
 
 def _history(series: Sequence[Series], rows: np.ndarray) -> list[str]:
@@ -386,14 +374,6 @@ def _history(series: Sequence[Series], rows: np.ndarray) -> list[str]:
         return [""] * len(rows)
     pairs = zip(last_texts(series[0], rows), sparklines(series[0], rows, _N_CHARACTERS), strict=True)
     return [f", {' '.join(filter(None, (last, spark)))}" if last or spark.strip() else "" for last, spark in pairs]
-
-
-def _facts_text(facts: Facts) -> Markup:
-    return text(" ".join([_short(type_text(facts)), *(_short(part.text) for part in fact_parts(facts))]))
-
-
-def _note(table: TreeTable, note: Note) -> str:
-    return f" <b>{text(_short(note_part(table, note).text, 200))}</b>"
 
 
 def _short(content: str, limit: int = _LONG) -> str:
@@ -423,6 +403,7 @@ def page(view: View, *, title: str = "") -> str:
     Args:
       title: The document's title; by default the tree's name and the start of its headline.
     """
+    title = title or " · ".join((view.table.name, *view.table.headline[:_N_IN_TITLE]))
     policy = f"default-src 'none';style-src 'unsafe-inline';img-src data:;{_script_policy(view)}"
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -433,13 +414,9 @@ def page(view: View, *, title: str = "") -> str:
     return (
         # HTML needs no tags around head and body.
         f"<!DOCTYPE html>\n<html lang=en><meta charset=utf-8>{head}"
-        f"<title>{text(title or _title(view))}</title>\n"
+        f"<title>{text(title)}</title>\n"
         f"<main>{host}</main>{_script(view.part)}</html>\n"
     )
-
-
-def _title(view: View) -> str:
-    return " · ".join((view.table.name, *view.table.headline[:_N_IN_TITLE]))
 
 
 def fallback(view: View, packed: bytes, *, token: str) -> str:

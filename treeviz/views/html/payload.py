@@ -204,17 +204,13 @@ def pack_series(series: Sequence[Series], add: Callable[[np.ndarray], int]) -> l
     """The header's entry for each series; `add` stores an array and returns the index of its buffer."""
     if not series:
         return []
-    shares = (
-        [FIRST_CELLS, *[OTHER_CELLS // (len(series) - 1)] * (len(series) - 1)] if len(series) > 1 else [FIRST_CELLS]
-    )
-    fitting = [thinned(each, _n_columns(each, share)) for each, share in zip(series, shares, strict=True)]
+    fitting = []
+    for i, each in enumerate(series):
+        n_cells = OTHER_CELLS // (len(series) - 1) if i else FIRST_CELLS
+        fitting.append(thinned(each, min(MAX_COLUMNS, max(MIN_COLUMNS, n_cells // max(1, len(each.values))))))
     fine = sum(each.values.size for each in fitting) < _FINE_BELOW
     n_marks = MAX_MARKS // len(series)
     return [_packed(each, np.dtype("u2" if fine else "u1"), n_marks, add) for each in fitting]
-
-
-def _n_columns(series: Series, n_cells: int) -> int:
-    return min(MAX_COLUMNS, max(MIN_COLUMNS, n_cells // max(1, len(series.values))))
 
 
 def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.ndarray], int]) -> dict[str, Any]:
@@ -224,7 +220,9 @@ def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.nda
     low = values if series.low is None else series.low.astype(np.float64)
     high = values if series.high is None else series.high.astype(np.float64)
     places = [_place(each, is_log) for each in (low, values, high)]
-    start, step = _scale(places, int(np.iinfo(dtype).max) - _FIRST)
+    start = np.nan_to_num(np.fmin.reduce([np.fmin.reduce(place, axis=1) for place in places]))
+    most = np.fmax.reduce([np.fmax.reduce(place, axis=1) for place in places])
+    step = (np.nan_to_num(most) - start) / (int(np.iinfo(dtype).max) - _FIRST)
     codes = [_codes(p, x, start, step, dtype) for p, x in zip(places, (low, values, high), strict=True)]
     return {
         "name": series.name,
@@ -254,17 +252,9 @@ def _mark(mark: FindingMark) -> list:
 def _place(values: np.ndarray, is_log: bool) -> np.ndarray:
     """The positions of the values on the scale; NaN for those that have none."""
     known = np.isfinite(values) & ((values > 0) | (not is_log))
-    if is_log:
-        return np.log10(values, out=np.full(values.shape, np.nan), where=known)
-    return np.where(known, values, np.nan)
-
-
-def _scale(places: Sequence[np.ndarray], n_steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """float64[rows] each: start and step."""
-    least = np.fmin.reduce([np.fmin.reduce(place, axis=1) for place in places])
-    most = np.fmax.reduce([np.fmax.reduce(place, axis=1) for place in places])
-    start = np.nan_to_num(least)
-    return start, (np.nan_to_num(most) - start) / n_steps
+    return (
+        np.log10(values, out=np.full(values.shape, np.nan), where=known) if is_log else np.where(known, values, np.nan)
+    )
 
 
 def _codes(place: np.ndarray, values: np.ndarray, start: np.ndarray, step: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -300,7 +290,10 @@ def bars(table: TreeTable, column: Column) -> tuple[np.ndarray, dict[str, Any]]:
         levels, codes = table.rolled(replace(column, levels=levels.astype(np.float64))), None
     heights = np.empty(levels.shape, np.uint8)
     for first in range(0, len(levels), _AT_ONCE):  # not all at once: they are 64 times as many numbers as other columns
-        heights[first : first + _AT_ONCE] = _heights(levels[first : first + _AT_ONCE].astype(np.float64))
+        counts = np.nan_to_num(levels[first : first + _AT_ONCE].astype(np.float64), nan=0.0, posinf=0.0)
+        highest = counts.max(axis=1, keepdims=True, initial=0)
+        share = np.divide(counts, highest, out=np.zeros_like(counts), where=highest > 0)
+        heights[first : first + _AT_ONCE] = np.ceil(_HIGHEST * share)
     used = np.flatnonzero(heights.any(axis=0))
     bins = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
     heights = heights[:, bins] if codes is None else heights[codes, bins]
@@ -308,19 +301,13 @@ def bars(table: TreeTable, column: Column) -> tuple[np.ndarray, dict[str, Any]]:
     return np.ascontiguousarray(heights.T), spec
 
 
-def _heights(counts: np.ndarray) -> np.ndarray:
-    counts = np.nan_to_num(counts, nan=0.0, posinf=0.0)
-    highest = counts.max(axis=1, keepdims=True, initial=0)
-    share = np.divide(counts, highest, out=np.zeros_like(counts), where=highest > 0)
-    return np.ceil(_HIGHEST * share).astype(np.uint8)
-
-
 FORMAT = 7  # of what a page holds and how: page_loader.js names it, too
 _SIGNS_OF_KEYS = re.compile(r"^\.|[][']")  # as in tree.js
 _SMALL = 1 << 12  # bytes of arrays that are compared
 _A_BLOCK = 1 << 10  # bytes
 _ALIKE = 10_000  # characters: documents that begin with the same ones share more of treescope's scripts
-_WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.int32)]
+_WHOLE = [(np.iinfo(dtype).min, np.iinfo(dtype).max, np.dtype(dtype)) for dtype in ("<u1", "<u2", "<u4", "<i4")]
+_SHORT, _LONG = np.dtype("<f4"), np.dtype("<f8")
 _MOMENTS = ("mean", "std")
 _TYPES = {"u1": 0, "u2": 1, "u4": 2, "i4": 3, "f4": 4, "f8": 5}
 _COLUMNS = ("kind", "shape", "dtype")  # facts whose labels are columns, too
@@ -358,10 +345,10 @@ def pack(view: View) -> bytes:
     """
     buffers = _Buffers()
     table = view.table
-    shown = {column.name for column in view.columns_without_last_value if not _is_blank(column)} - {
-        "leaves"
-    }  # beside the type
-    further = [column for column in table.columns.values() if not _says_nothing(column)]
+    shown = {column.name for column in view.columns_without_last_value if not _is_blank(column)}
+    shown.discard("leaves")  # beside the type
+    # No labels that are all empty, or those of types, which every row shows.
+    further = [c for c in table.columns.values() if c.format != "label" or (c.name != "type" and any(c.levels))]
     columns = {column.name: column for column in (*view.columns, *further)}
     texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)
     outliers = wrong_rows(view), nan_rows(view)
@@ -369,24 +356,30 @@ def pack(view: View) -> bytes:
     none = blanks(table, lambda: labeled_rows(view))
     notes = {row: bare.get(row) or notes for row, notes in table.notes.items()}
     notes |= {row: (like_note(table, row, other),) for row, other in like.items()}
+    is_alike = np.zeros(len(table), bool)  # whether the next sibling is similar
+    is_alike[similar_to_next(table)] = True
+    rows = (table.depth, table.key_codes, table.fact_codes, *([is_alike] if is_alike.any() else []))
     header = {
         "name": table.name,
         "headline": table.headline,
         "open": view.depth,
-        "rows": [*map(buffers.add, (table.depth, table.key_codes, table.fact_codes, *_like_the_next(table)))],
+        "rows": [*map(buffers.add, rows)],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
         "notes": pack_notes(notes.items(), len(table), buffers.add),
         "table": _columns(table, columns, buffers, shown),
         **_values(view.values or {}),
-        **(_over_time(view, buffers) if view.series else {}),
-        **({"outliers": outliers} if any(outliers) else {}),
-        **({"mirrors": [*like]} if like else {}),
-        **({"blanks": buffers.add(none)} if len(none) else {}),
-        **({"names": table.separator} if table.separator else {}),
-        **({"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}),
-        "buffers": buffers.index,
     }
+    if view.series:
+        header["series"] = pack_series(view.series, buffers.add)
+        header["histograms"] = pack_histograms(view.histograms, buffers.add)
+        header |= {"scalars": pack_series(view.scalars, buffers.add)} if view.scalars else {}
+    header |= {"outliers": outliers} if any(outliers) else {}
+    header |= {"mirrors": [*like]} if like else {}
+    header |= {"blanks": buffers.add(none)} if len(none) else {}
+    header |= {"names": table.separator} if table.separator else {}
+    header |= {"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}
+    header["buffers"] = buffers.index
     # What is no character, half a surrogate, is written as its number.
     text = json.dumps(header, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode(
         errors="backslashreplace"
@@ -394,20 +387,14 @@ def pack(view: View) -> bytes:
     text += b" " * (-(4 + len(text)) % 8)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     packed = [deflate.compress(len(text).to_bytes(4, "little") + text), deflate.flush(zlib.Z_BLOCK)]
-    for chunk in buffers.chunks():
-        packed.append(deflate.compress(chunk))
-        # Bytes of one kind are shorter in a code of their own, which a block begins.
-        if len(chunk) >= _A_BLOCK:
-            packed.append(deflate.flush(zlib.Z_BLOCK))
-    return b"".join(packed) + deflate.flush()
-
-
-def _over_time(view: View, buffers: _Buffers) -> dict[str, Any]:
-    return {
-        "series": pack_series(view.series, buffers.add),
-        "histograms": pack_histograms(view.histograms, buffers.add),
-        **({"scalars": pack_series(view.scalars, buffers.add)} if view.scalars else {}),
-    }
+    small = b""
+    for content in buffers.contents:
+        small += content if len(content) < _A_BLOCK else b""
+        if len(content) >= _A_BLOCK:
+            # Bytes of one kind are shorter in a code of their own, which a block begins.
+            packed += [deflate.compress(small), deflate.compress(content), deflate.flush(zlib.Z_BLOCK)]
+            small = b""
+    return b"".join([*packed, deflate.compress(small), deflate.flush()])
 
 
 def _difference(diff: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,17 +423,12 @@ def _documents(documents: Mapping[int, str]) -> dict[str, Any]:
     return {"before": list(before.values()), "rows": rows}
 
 
-def _says_nothing(column: Column) -> bool:
-    """Whether all labels are empty, or those of types, which every row shows."""
-    return column.format == "label" and (column.name == "type" or not any(column.levels))
-
-
 class _Buffers:
     """The arrays to send; an array that several columns share is sent once, and so are small ones that are equal."""
 
     def __init__(self) -> None:
         self.index: list[tuple[int, int]] = []  # of each, the code of its type and its length
-        self._arrays: list[np.ndarray] = []
+        self.contents: list[bytes] = []  # padded
         self._small: dict[tuple[str, bytes], int] = {}
         self._known: dict[int, tuple[int, np.ndarray]] = {}  # arrays are kept alive, so that no id is reused
 
@@ -454,32 +436,36 @@ class _Buffers:
         """The index of the buffer of `array`."""
         known = self._known.get(id(array))
         if known is None:
-            narrow = _narrow(array).ravel()
-            is_small = narrow.nbytes <= _SMALL
-            content = (narrow.dtype.str, narrow.tobytes()) if is_small else (str(len(self.index)), b"")
-            number = self._small.setdefault(content, len(self.index))
-            known = self._known[id(array)] = (number, array)
-            if number == len(self.index):
-                self._arrays.append(narrow)
-                self.index.append((_TYPES[narrow.dtype.str[1:]], narrow.size))
+            narrow = _narrow(array)
+            known = self._known[id(array)] = (self._add(narrow.dtype.str[1:], narrow.tobytes(), narrow.size), array)
         return known[0]
 
-    def chunks(self) -> Iterable[bytes]:
-        for array in self._arrays:
-            yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes() + bytes(-array.nbytes % 8)
+    def add_codes(self, codes: Sequence[int], n_levels: int) -> int:
+        """The index of the buffer of codes from 0 on."""
+        return self._add("u1", bytes(codes), len(codes)) if n_levels <= 256 else self.add(np.array(codes))
+
+    def _add(self, dtype: str, content: bytes, size: int) -> int:
+        number = len(self.index)
+        if len(content) <= _SMALL:
+            number = self._small.setdefault((dtype, content), number)
+        if number == len(self.index):
+            self.contents.append(content + bytes(-len(content) % 8))
+            self.index.append((_TYPES[dtype], size))
+        return number
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
     """The same numbers in the smallest type of the front end."""
-    if array.dtype.kind == "b" or array.dtype == np.uint8:
+    kind = array.dtype.kind
+    if kind == "b" or array.dtype == np.uint8:
         return array.astype(np.uint8, copy=False)
-    if array.dtype.kind in "iu":
-        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    if kind in "iu":
+        low, high = (int(reduce(array, axis=None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce))
         dtypes = (dtype for least, most, dtype in _WHOLE if least <= low and high <= most)
-        return array.astype(next(dtypes, np.float64))
-    wide = array.astype(np.float64)
+        return array.astype(next(dtypes, _LONG))
+    wide = array.astype(_LONG)
     with np.errstate(all="ignore"):
-        narrow = wide.astype(np.float32)
+        narrow = wide.astype(_SHORT)
         sizes = np.abs(wide[np.isfinite(wide) & (wide != 0)])
         whole = bool(np.all(sizes == np.floor(sizes)))
     # Whole numbers are counts, which must stay exact: float32 has 24 bits.
@@ -538,17 +524,9 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
     return text, sharding.replicated, *(pair for pair in pairs if pair[1])
 
 
-def _like_the_next(table: TreeTable) -> list[np.ndarray]:
-    """Whether the next sibling of each row is similar; empty if none is."""
-    is_alike = np.zeros(len(table), bool)
-    is_alike[similar_to_next(table)] = True
-    return [is_alike] if is_alike.any() else []
-
-
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
     levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    codes = map(levels.__getitem__, values)
-    return [list(levels), buffers.add(np.fromiter(codes, np.uint8 if len(levels) <= 256 else np.int64, len(values)))]
+    return [list(levels), buffers.add_codes([levels[value] for value in values], len(levels))]
 
 
 def _columns(table: TreeTable, columns: Mapping[str, Column], buffers: _Buffers, shown: set[str]) -> list[list]:
@@ -574,10 +552,8 @@ def _is_hypotenuse(columns: Mapping[str, Column]) -> bool:
     """Whether the column of the rms follows from those of the mean and the standard deviation."""
     if not {"rms", *_MOMENTS} <= columns.keys():
         return False
-    rms, mean, std = (columns[each] for each in ("rms", *_MOMENTS))
-    if any(
-        each.codes is not rms.codes or each.rollup != "given" or each.format != "number" for each in (rms, mean, std)
-    ):
+    rms, mean, std = moments = [columns[name] for name in ("rms", *_MOMENTS)]
+    if any(c.codes is not rms.codes or c.rollup != "given" or c.format != "number" for c in moments):
         return False
     with np.errstate(all="ignore"):
         computed = np.hypot(np.asarray(mean.levels), np.asarray(std.levels))

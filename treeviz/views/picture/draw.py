@@ -9,6 +9,7 @@ from functools import cache
 from io import BytesIO
 from itertools import groupby
 from math import nan
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from treeviz.views.text.cells import (
     times_text,
     type_cells,
 )
-from treeviz.views.text.rows import first_rows, folded
+from treeviz.views.text.rows import first_rows
 from treeviz.views.text.terminal import Glyphs, cut, display_width
 from treeviz.views.text.text import LeftOut, guides, in_brief, key_labels
 from treeviz.views.view import View
@@ -180,29 +181,23 @@ def curves(xs: np.ndarray, shapes: Shapes, row: int, top: float, height: float) 
     levels = np.where(is_zero, 0.0, heights)
     points = [(float(x), top + height * (1 - level)) for x, level in zip(xs, levels, strict=True)]
     runs = groupby(points, key=lambda point: bool(np.isnan(point[1])))
-    lines = [_at_least_a_dash(list(run)) for is_gap, run in runs if not is_gap]
+    lines = [list(run) for is_gap, run in runs if not is_gap]
     if lines:
-        yield Curve(lines, "accent")
-    crosses = list(_crosses(xs[is_bad].tolist(), top + height / 2))
-    if crosses:
-        yield Curve(crosses, "bad")
+        # A single point would be invisible.
+        yield Curve([line if line[1:] else [(x - 1, y), (x + 1, y)] for line in lines for x, y in line[:1]], "accent")
+    yield from _crosses(xs[is_bad].tolist(), top + height / 2, _CROSS)
 
 
-def _at_least_a_dash(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Widen a single point, which would be invisible."""
-    (x, y), *rest = line
-    return line if rest else [(x - 1, y), (x + 1, y)]
-
-
-def _crosses(xs: list[float], y: float) -> Iterator[list[tuple[float, float]]]:
+def _crosses(xs: list[float], y: float, half: float) -> Iterator[Curve]:
     """Two strokes for each cross; crosses that would overlap the previous one are omitted."""
-    free = -np.inf
+    free, strokes = -math.inf, list[list[tuple[float, float]]]()
     for x in xs:
-        if x < free:
-            continue
-        yield [(x - _CROSS, y - _CROSS), (x + _CROSS, y + _CROSS)]
-        yield [(x + _CROSS, y - _CROSS), (x - _CROSS, y + _CROSS)]
-        free = x + _CROSSES
+        if x >= free:
+            strokes.append([(x - half, y - half), (x + half, y + half)])
+            strokes.append([(x + half, y - half), (x - half, y + half)])
+            free = x + _CROSSES
+    if strokes:
+        yield Curve(strokes, "bad")
 
 
 def _content_role(content: str) -> str:
@@ -217,6 +212,7 @@ class CellColumn:
         cells = columns_of_cells(table, [column], rows, GLYPHS)[0]
         self.width = CHARACTER * cells.width
         self._title, self._texts = cells.title.strip(), cells.texts
+        self.is_empty = not any(map(str.strip, cells.texts))  # as if all values are zeros, which are not shown
         self._is_chart = column.format == "histogram"
         self._is_right = column.format not in ("histogram", "label")
         self._shares: np.ndarray | None = None
@@ -225,11 +221,6 @@ class CellColumn:
             with np.errstate(all="ignore"):  # a sum may be infinite
                 self._shares = values[rows] / max(1.0, float(values[0]))
             self.width = max(self.width, 9 * CHARACTER)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no cell has text, for example if all values are zeros, which are not shown."""
-        return not any(map(str.strip, self._texts))
 
     def title(self, y: float) -> Text:
         return self._text(self._title, y, "dim")
@@ -323,29 +314,17 @@ class HeatMapColumn:
         n = self._codes.shape[1]
         step = self.width / max(n, 1)
         strips: dict[int, list[tuple[float, float, float, float]]] = {}
-        start_column = 0
-        for code, run in groupby(self._codes[shown].tolist()):
-            length = len(list(run))
+        for code, run in groupby(enumerate(self._codes[shown].tolist()), key=itemgetter(1)):
+            (first, _), *others = run
             if code >= 0:
-                strips.setdefault(code, []).append((self.x + start_column * step, y + 1, length * step, ROW - 2))
-            start_column += length
+                place = (self.x + first * step, y + 1, (1 + len(others)) * step, ROW - 2)
+                strips.setdefault(code, []).append(place)
         for code, rectangles in sorted(strips.items()):
             yield Cells(rectangles, _COLORS[code])
         for start, end in _runs(self._is_zero[shown]):
             yield Line(self.x + start * step, y + ROW / 2, self.x + end * step, y + ROW / 2, "dim")
         bad = [self.x + (column + 0.5) * step for column in np.flatnonzero(self._is_bad[shown]).tolist()]
-        free, crosses = -1.0, []
-        for x in bad:
-            if x - _HALF_CROSS >= free:
-                crosses += [
-                    [(x - _HALF_CROSS, y + ROW / 2 - _HALF_CROSS), (x + _HALF_CROSS, y + ROW / 2 + _HALF_CROSS)]
-                ]
-                crosses += [
-                    [(x - _HALF_CROSS, y + ROW / 2 + _HALF_CROSS), (x + _HALF_CROSS, y + ROW / 2 - _HALF_CROSS)]
-                ]
-                free = x + _HALF_CROSS + 1
-        if crosses:
-            yield Curve(crosses, "bad")
+        yield from _crosses(bad, y + ROW / 2, _HALF_CROSS)
 
 
 def _ends(levels: np.ndarray) -> tuple[float, float]:
@@ -441,16 +420,11 @@ def png(picture: Picture) -> bytes:
     # pyplot would keep the figure. The user's rcParams are not read.
     figure = Figure((picture.width / 100, picture.height / 100), dpi=100 * SCALE, facecolor=COLORS["paper"][0])
     for order, shape in enumerate(picture.shapes):
-        artist = _artist(shape, picture.height, order)
-        figure.add_artist(artist, clip=False)
+        figure.add_artist(_artist(shape, picture.height, order), clip=False)
     data = BytesIO()
-    metadata = {
-        "Software": None,
-        "Title": visible(picture.title, 2000),
-        "Description": visible(picture.description, 2000),
-    }
+    texts = {"Title": _printable(picture.title), "Description": _printable(picture.description)}
     dpi = 100 * SCALE if picture.inches is None else picture.width * SCALE / picture.inches
-    FigureCanvasAgg(figure).print_png(data, metadata=metadata, pil_kwargs={"dpi": (dpi, dpi)})
+    FigureCanvasAgg(figure).print_png(data, metadata={"Software": None, **texts}, pil_kwargs={"dpi": (dpi, dpi)})
     return data.getvalue()
 
 
@@ -458,43 +432,34 @@ def _artist(shape: Shape, height: int, order: int):
     from matplotlib import collections, lines, patches, text
     from matplotlib.transforms import Affine2D
 
-    to_pixels = Affine2D().translate(0, -height).scale(SCALE, -SCALE)
+    options: dict = {"transform": Affine2D().translate(0, -height).scale(SCALE, -SCALE), "zorder": order}
     if isinstance(shape, Cells):
         corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in shape.rectangles]
         style = {"facecolor": shape.color, "linewidth": 0, "antialiased": False}
-        return collections.PolyCollection(corners, transform=to_pixels, zorder=order, **style)
+        return collections.PolyCollection(corners, **style, **options)
     color = COLORS[shape.role][0]
     if isinstance(shape, Line):
-        return lines.Line2D(
-            (shape.x1, shape.x2),
-            (shape.y1, shape.y2),
-            color=color,
-            linewidth=_PNG_POINT,
-            transform=to_pixels,
-            zorder=order,
-        )
+        xs, ys = (shape.x1, shape.x2), (shape.y1, shape.y2)
+        return lines.Line2D(xs, ys, color=color, linewidth=_PNG_POINT, **options)
     if isinstance(shape, Box):
         style = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
-        return patches.FancyBboxPatch(
-            (shape.x, shape.y),
-            shape.width,
-            shape.height,
-            style,
-            facecolor=color if shape.is_filled else "none",
-            edgecolor="none" if shape.is_filled else color,
-            linewidth=_PNG_POINT,
-            transform=to_pixels,
-            zorder=order,
-        )
+        face, edge = (color, "none") if shape.is_filled else ("none", color)
+        options |= {"facecolor": face, "edgecolor": edge, "linewidth": _PNG_POINT}
+        return patches.FancyBboxPatch((shape.x, shape.y), shape.width, shape.height, style, **options)
     if isinstance(shape, Curve):
         points = [point for line in shape.lines for point in (*line, (nan, nan))]  # NaN lifts the pen
         xs, ys = zip(*points, strict=True)
-        return lines.Line2D(xs, ys, color=color, linewidth=1.2 * _PNG_POINT, transform=to_pixels, zorder=order)
-    x, y = shape.x * SCALE, (height - shape.y) * SCALE
+        return lines.Line2D(xs, ys, color=color, linewidth=1.2 * _PNG_POINT, **options)
+    content = shape.text
+    if not content.isascii():
+        known = _characters()
+        content = "".join(
+            c if ord(c) in known else c.encode("unicode_escape", "surrogatepass").decode() for c in content
+        )
     return text.Text(
-        x,
-        y,
-        _drawable(shape.text),
+        shape.x * SCALE,
+        (height - shape.y) * SCALE,
+        content,
         color=color,
         fontproperties=_font(shape.is_bold),
         horizontalalignment="right" if shape.anchor == "end" else "left",
@@ -518,13 +483,6 @@ def _font(is_bold: bool):
     from matplotlib.font_manager import FontProperties
 
     return FontProperties(fname=_font_file(is_bold), size=FONT * _PNG_POINT)
-
-
-def _drawable(content: str) -> str:
-    if content.isascii():
-        return content
-    known = _characters()
-    return "".join(c if ord(c) in known else c.encode("unicode_escape", "surrogatepass").decode() for c in content)
 
 
 @cache
@@ -608,7 +566,7 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
       inches: The width on paper, where text is 7 points high: names and details are shortened, and columns that do not
         fit are left out.
     """
-    scalars, view = view.scalars, folded(in_brief(view))
+    scalars, view = view.scalars, in_brief(view, fold=True)
     room = math.inf if inches is None else int(inches * 72 / _POINTS * FONT)
     table = view.table
     truncated = first_rows(view, MAX_ROWS, view.depth)
@@ -635,9 +593,10 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
     for column in columns:
         titles += column.title(top + 15) if isinstance(column, HeatMapColumn) else [column.title(top + 15)]
 
-    shapes: list[Shape] = []
-    for i, line in enumerate(headline):
-        shapes.append(Text(MARGIN, MARGIN + i * ROW + 15, line, "dim" if i else "ink", is_bold=not i))
+    shapes: list[Shape] = [
+        Text(MARGIN, MARGIN + i * ROW + 15, line, "dim" if i else "ink", is_bold=not i)
+        for i, line in enumerate(headline)
+    ]
     y, right = top, max(map(width_of, headline)) + MARGIN
     for prefix, shown, is_row in guides(table, truncated, _MAX_LEVELS, GLYPHS):
         y += ROW
@@ -649,9 +608,8 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
             right = max(right, _right(line))
             continue
         facts = table.facts[codes[shown]]
-        shapes.append(
-            Text(start, y + 15, labels[shown], "ink", is_bold=not (facts.is_leaf or KINDS[facts.kind].group == "part"))
-        )
+        is_bold = not (facts.is_leaf or KINDS[facts.kind].group == "part")
+        shapes.append(Text(start, y + 15, labels[shown], "ink", is_bold=is_bold))
         shapes.append(Text(type_x, y + 15, types[shown], _role(facts)))
         for column in columns:
             shapes += column.shapes(shown, y)
@@ -666,35 +624,23 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
         y += ROW
         shapes += column.legend(y)
     width, height = int(right) + MARGIN if inches is None else int(room), y + ROW + MARGIN
-    behind = [
-        Box(0, 0, width, height, "paper"),
-        *behind,
-        Box(0, top, width, ROW, "raised"),
-        Line(0, top + ROW, width, top + ROW, "line"),
-    ]
+    head = [Box(0, top, width, ROW, "raised"), Line(0, top + ROW, width, top + ROW, "line"), *titles]
     described = _description(view, len(rows), [part.description for part in (*heat_maps, *above)])
-    return Picture(view.title, width, height, [*behind, *titles, *shapes], described, inches)
+    shapes = [Box(0, 0, width, height, "paper"), *behind, *head, *shapes]
+    return Picture(view.title, width, height, shapes, described, inches)
 
 
 def _description(view: View, n_rows: int, heat_maps: list[str]) -> str:
     """The contents in words: the headline, the number of rows, and the first findings and notes."""
     table = view.table
-    notes = [
-        f"{table[row].path or table.name}: {note_part(table, note).text}"
-        for row, row_notes in table.notes.items()
-        for note in row_notes
-    ]
-    marks = [f"{mark.kind}: {mark.text}" for series in view.series for mark in series.marks]
-    remarks = [*marks, *notes]
-    more = [f"and {len(remarks) - _MOST_DESCRIBED} more"] if len(remarks) > _MOST_DESCRIBED else []
+    remarks = [f"{mark.kind}: {mark.text}" for series in view.series for mark in series.marks]
+    for row, notes in table.notes.items():
+        remarks += [f"{table[row].path or table.name}: {note_part(table, note).text}" for note in notes]
+    if len(remarks) > _MOST_DESCRIBED:
+        remarks[_MOST_DESCRIBED:] = [f"and {len(remarks) - _MOST_DESCRIBED} more"]
     summary = f"{n_rows} of {len(table)} rows of a tree, with their types and sizes."
-    parts = [
-        f"{', '.join(table.headline).rstrip('.')}.",
-        summary,
-        *heat_maps,
-        "; ".join([*remarks[:_MOST_DESCRIBED], *more]),
-    ]
-    return visible(" ".join(filter(None, parts)), 2000)
+    parts = [f"{', '.join(table.headline).rstrip('.')}.", summary, *heat_maps, "; ".join(remarks)]
+    return _printable(" ".join(filter(None, parts)))
 
 
 def _columns(view: View, rows: np.ndarray, x: float, room: float) -> tuple[list[AnyColumn], float]:
@@ -734,10 +680,7 @@ def _headline(table: TreeTable, more: Sequence[str], n_line: int) -> list[str]:
     lines = [cut(visible(table.name), n_line), ""]
     for part in table.headline:
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
-        if display_width(longer) <= n_line:
-            lines[-1] = longer
-        else:
-            lines.append(cut(part, n_line))
+        lines[-1:] = [longer] if display_width(longer) <= n_line else [lines[-1], cut(part, n_line)]
     return [line for line in (*lines, *(cut(visible(line), n_line) for line in more)) if line]
 
 
@@ -758,16 +701,13 @@ def _role(facts: Facts) -> str:
 
 def _guide_lines(prefix: str, y: int) -> Iterator[Text | Line]:
     """The guide of a row as lines: one for each ancestor, and its own branch."""
-    half = y + ROW / 2
-    above, own = prefix[:-3], prefix[-3:]
-    n = 0
+    above, own, half = prefix[:-3], prefix[-3:], y + ROW / 2
+    n, x = 0, MARGIN + 5
     while above[3 * n : 3 * n + 3] in (GLYPHS.bar, GLYPHS.blank):
-        x = MARGIN + LEVEL * n + 5
         if above[3 * n] == "|":
             yield Line(x, y, x, y + ROW, "line")
-        n += 1
+        n, x = n + 1, x + LEVEL
     if own:
-        x = MARGIN + LEVEL * n + 5
         number = above[3 * n :].strip()
         if number:  # the depth, if too deep to be drawn
             yield Text(x, y + 15, number, "dim")

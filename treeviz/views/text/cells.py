@@ -32,27 +32,21 @@ def sparklines(
     A bar shows the highest value in its steps, so that no spike is lost. Each row has its own scale, from its lowest
     to its highest value. A nearly constant row is drawn in the middle.
     """
-    shape = shapes_of(series, rows, n_characters)
-    heights = np.where(np.isnan(shape.heights), 0.0, shape.heights * (len(bars) - 1)).round().astype(int)
-    characters = np.array(list(bars), dtype=object)[heights]
-    characters = np.where(np.isnan(shape.heights), " ", characters)
-    characters = np.where(shape.is_zero, bars[0], characters)
-    characters = np.where(shape.is_bad, bad, characters)
+    heights, is_zero, is_bad = shapes_of(series, rows, n_characters)
+    places = np.nan_to_num(heights * (len(bars) - 1)).round().astype(int)
+    characters = np.array(list(bars), dtype=object)[places]
+    characters[np.isnan(heights)] = " "
+    characters[is_zero] = bars[0]
+    characters[is_bad] = bad
     return ["".join(line) for line in characters.tolist()]
 
 
 class Shapes(NamedTuple):
-    """The sparklines of some rows, for text and pictures.
+    """The sparklines of some rows, for text and pictures: [rows, columns] each."""
 
-    Attributes:
-      heights: float64[rows, columns]: from 0 (the row's lowest value) to 1 (its highest); NaN without a value.
-      is_zero: bool[rows, columns]: the value is zero on a logarithmic scale.
-      is_bad: bool[rows, columns]: the value is NaN or Inf.
-    """
-
-    heights: np.ndarray
-    is_zero: np.ndarray
-    is_bad: np.ndarray
+    heights: np.ndarray  # from 0 (the row's lowest value) to 1 (its highest); NaN without a value
+    is_zero: np.ndarray  # the value is zero on a logarithmic scale
+    is_bad: np.ndarray  # the value is NaN or Inf
 
 
 def shapes_of(series: Series, rows: np.ndarray, n_columns: int) -> Shapes:
@@ -121,7 +115,9 @@ def marks_by_row(series: Sequence[Series]) -> dict[int, list[tuple[Series, Findi
 
 def marks_inside(table: TreeTable, series: Sequence[Series], rows: np.ndarray) -> list[str]:
     """The text "⚠3" for the number of findings below each row; "" for none."""
-    marked = np.sort([mark.row for source in series for mark in source.marks])
+    marked = sorted([mark.row for source in series for mark in source.marks])
+    if not marked:
+        return [""] * len(rows)
     counts = np.searchsorted(marked, table.end[rows]) - np.searchsorted(marked, rows, side="right")
     return [f"⚠{count_text(n)}" if n else "" for n in counts.tolist()]
 
@@ -196,7 +192,7 @@ def type_text(facts: Facts) -> str:
 
 
 def is_value(facts: Facts) -> bool:
-    """Whether the text is a value short enough to follow the type: "float 0.1"."""
+    """Whether the text is a short value, which follows the type: "float 0.1"."""
     return facts.kind in ("scalar", "string") and 0 < len(facts.text) <= 24
 
 
@@ -287,7 +283,9 @@ def columns_of_cells(
             values = table.rolled(column)
             # NaN means no value. Zeros are hidden in integer sums, and shown in float columns.
             is_blank = column.rollup == "sum" and column.format != "number" and values.dtype.kind in "iu"
-            levels, codes = _distinct(values[rows].tolist())
+            values_shown = values[rows].tolist()
+            known = {value: code for code, value in enumerate(dict.fromkeys(values_shown))}
+            levels, codes = [*known], np.array([known[value] for value in values_shown])
             cells.append(_numbers(column, levels, codes, rows, 0 if is_blank else None, glyphs))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(levels, codes, float(values[0]), glyphs)]
@@ -306,12 +304,6 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> 
         _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything)._replace(name=main.name),
         _left("log scale" * main.log, sparks, everything)._replace(name=main.name),
     ]
-
-
-def _distinct(values: list[float]) -> tuple[list[float], np.ndarray]:
-    """The distinct values, and the index of each value among them."""
-    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    return [*codes], np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
 
 
 def _numbers(
@@ -350,15 +342,17 @@ def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
     for text in set(cells.texts):
         short = text.rstrip() if cells.is_label else _brief(text.rstrip(), width)
         texts[text] = cut(short, width, glyphs.dots)
-    width = max(map(display_width, [title, *texts.values()]))
-    return cells._replace(
-        title=_padded(title, width), width=width, texts=[_padded(texts[text], width) for text in cells.texts]
-    )
+    return _widened(cells, max(map(display_width, [title, *texts.values()])), title, [texts[t] for t in cells.texts])
+
+
+def _widened(cells: Cells, width: int, title: str, texts: list[str]) -> Cells:
+    padded = [_padded(text, width) for text in texts]
+    return cells._replace(title=_padded(title, width), width=width, texts=padded)
 
 
 def bare_width(types: Cells) -> int:
     """The columns that the types need without the words that may be dropped."""
-    return max((display_width(_brief(text.rstrip(), 0)) for text in set(types.texts)), default=0)
+    return max([display_width(_brief(text.rstrip(), 0)) for text in set(types.texts)], default=0)
 
 
 def without_origins(cells: Cells, n_missing: int, glyphs: Glyphs) -> Cells:
@@ -378,15 +372,12 @@ def _brief(text: str, width: int) -> str:
 
 
 def _shares(levels: list[float], codes: np.ndarray, total: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
-    bars = [_bar(level / total, glyphs) for level in levels]
+    bars, n_steps = [], len(glyphs.eighths)
+    for level in levels:
+        n_whole, rest = divmod(round(min(1.0, max(0.0, level / total)) * _N_BARS * n_steps), n_steps)
+        bars.append((glyphs.eighths[-1] * n_whole + glyphs.eighths[rest - 1 : rest]).ljust(_N_BARS))
     percents = [percent_text(level, total) for level in levels]
     return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)
-
-
-def _bar(share: float, glyphs: Glyphs) -> str:
-    n_steps = len(glyphs.eighths)
-    n_whole, rest = divmod(round(min(1.0, max(0.0, share)) * _N_BARS * n_steps), n_steps)
-    return (glyphs.eighths[-1] * n_whole + glyphs.eighths[rest - 1 : rest]).ljust(_N_BARS)
 
 
 def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> Cells:
@@ -417,11 +408,10 @@ def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:
     mark = glyphs.fit(INHERITED)
     if not cells.is_label or not any(mark in text for text in cells.texts):
         return cells
-    width, texts = cells.width + 2, []
-    for text, below in zip(cells.texts, [*cells.texts[1:], ""], strict=True):
-        sign = glyphs.bar[0] if text == below else glyphs.last[0]
-        texts.append(_padded(f"{sign} {text}" if mark in text else text, width))
-    return cells._replace(title=_padded(cells.title, width), width=width, texts=texts)
+    pairs = zip(cells.texts, [*cells.texts[1:], ""], strict=True)
+    signs = [(text, glyphs.bar[0] if text == below else glyphs.last[0]) for text, below in pairs]
+    texts = [f"{sign} {text}" if mark in text else text for text, sign in signs]
+    return _widened(cells, cells.width + 2, cells.title, texts)
 
 
 def _charts(table: TreeTable, column: Column, rows: np.ndarray, glyphs: Glyphs) -> Cells:

@@ -19,8 +19,9 @@ from treeviz.tree.facts import SCALARS, Column, Facts, Note
 from treeviz.tree.keys import Key
 from treeviz.tree.repeats import Repeats, blanks_text, fold, merged_facts, mirrors
 from treeviz.tree.series import FindingMark, Series
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import bytes_text, count_text, number_text, visible
+from treeviz.views.text import terminal
 from treeviz.views.text.cells import (
     ASCII_BAD,
     IN_EVERY_LINE,
@@ -34,7 +35,6 @@ from treeviz.views.text.cells import (
     sparklines,
 )
 from treeviz.views.text.terminal import DIM, RED, RESET, YELLOW, Glyphs, cut, cut_inside, display_width, n_alike
-from treeviz.views.text.terminal import folded as folded_as_outliers
 from treeviz.views.view import View
 
 # The rows to show if the number of lines or characters is limited
@@ -46,16 +46,11 @@ _GOOD_FILL = 0.9  # of the largest number of lines that a share fills
 class Truncated(NamedTuple):
     """The rows that are shown, in the tree's order. A shown node shows all, the first few or none of its children,
     and those of them that are kept or lead to one that is.
-
-    Attributes:
-      rows: int[n_shown].
-      n_left_out: int[n_shown]: the number of omitted children of each.
-      mirrors: Nodes that stay closed, each with the earlier node whose rows are the same.
     """
 
-    rows: np.ndarray
-    n_left_out: np.ndarray
-    mirrors: Mapping[int, int]
+    rows: np.ndarray  # int[n_shown]
+    n_left_out: np.ndarray  # int[n_shown]: the number of omitted children of each
+    mirrors: Mapping[int, int]  # nodes that stay closed, each with the earlier node whose rows are the same
 
 
 def truncate(
@@ -77,11 +72,10 @@ def truncate(
       kept: Rows that are shown before all others, the first ones if a third of the lines has no room for all.
       mirrors: Nodes to keep closed if there is no room for all rows; see `Truncated`.
     """
+    rows = np.arange(len(table)) if max_depth is None else (table.depth <= max_depth).nonzero()[0]
+    if len(rows) == len(table) and (max_rows is None or len(rows) <= max_rows):
+        return Truncated(rows, np.zeros_like(rows), mirrors or {})
     n_children = np.bincount(table.parent[1:], minlength=len(table))
-    if max_depth is None:
-        rows = np.arange(len(table))
-    else:
-        rows = np.flatnonzero(table.depth <= max_depth)
     if max_rows is not None and len(rows) > max_rows:
         paths = _paths(table, kept, max_rows // 3, max_depth)
         room, n_open = max_rows, n_children.copy()
@@ -89,7 +83,8 @@ def truncate(
         while True:
             chosen = _Levels(table, n_open, room, max_depth, weights).choice()
             rows = np.union1d(chosen, paths)
-            excess = _n_lines(table, n_children, rows) - max_rows
+            n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
+            excess = len(rows) + int(np.count_nonzero((n_shown > 0) & (n_shown < n_children))) - max_rows
             if excess <= 0 or room == 1:
                 break
             room = max(1, room - excess)
@@ -112,11 +107,6 @@ def _paths(table: TreeTable, kept: Iterable[int], most: int, max_depth: int | No
             break
         found.update(path)
     return np.array(sorted(found), dtype=int)
-
-
-def _n_lines(table: TreeTable, n_children: np.ndarray, rows: np.ndarray) -> int:
-    n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
-    return len(rows) + int(np.count_nonzero((n_shown > 0) & (n_shown < n_children)))
 
 
 class _Levels(NamedTuple):
@@ -146,7 +136,7 @@ class _Levels(NamedTuple):
             if bool(np.any(self.table.end[level] - level - 1 > n_inside)):  # the level below has children itself
                 room = max(1, int(room * share))
             if self.weights is not None:
-                level = level[np.argsort(-self.weights[level], kind="stable")]
+                level = level[(-self.weights[level]).argsort(kind="stable")]
                 n_inside = self.n_children[level]
             n_each = _shared(n_inside, room)
             n_lines += int(n_each.sum() + np.count_nonzero((n_each > 0) & (n_each < n_inside)))
@@ -182,7 +172,7 @@ def _shared(n_inside: np.ndarray, room: int) -> np.ndarray:
         low, high = (middle, high) if n_lines(middle) <= room else (low, middle)
     if low < 2:  # some children of the first nodes are better than one of each
         n_each = np.zeros_like(n_inside)
-        before = np.cumsum(np.minimum(n_inside, _FEW + 1))
+        before = np.minimum(n_inside, _FEW + 1).cumsum()
         whole = before <= room
         n_each[whole] = np.where(n_inside[whole] > _FEW + 1, _FEW, n_inside[whole])
         if not whole[0]:
@@ -190,7 +180,7 @@ def _shared(n_inside: np.ndarray, room: int) -> np.ndarray:
         return n_each
     rest = room - n_lines(low)
     limits = np.full_like(n_inside, low)
-    limits[np.flatnonzero(n_inside > low + 1)[:rest]] += 1
+    limits[(n_inside > low + 1).nonzero()[0][:rest]] += 1
     return np.where(n_inside > limits + 1, limits, n_inside)
 
 
@@ -222,14 +212,10 @@ _FEW_FAR = 0.25  # of the leaves: more are the spread of this model
 
 
 class Outlier(NamedTuple):
-    """A leaf that differs from the others, and why.
-
-    Attributes:
-      style: The ANSI sequence of the reason's colour.
-    """
+    """A leaf that differs from the others, and why."""
 
     row: int
-    style: str
+    style: str  # the ANSI sequence of the reason's colour
     reason: str
 
 
@@ -251,7 +237,7 @@ def outliers(table: TreeTable, series: Sequence[Series]) -> list[Outlier]:
     places = {row: place for place, row in enumerate(wrong)}  # findings are sorted, the most severe first
     far = [i for i, ratio in enumerate(ratios) if not _FAR_FROM_MEDIAN > ratio > 1 / _FAR_FROM_MEDIAN]
     order = sorted(
-        {*np.flatnonzero(is_bad.any(axis=1)).tolist(), *(i for i, row in enumerate(rows) if row in found)}
+        {*is_bad.any(axis=1).nonzero()[0].tolist(), *(i for i, row in enumerate(rows) if row in found)}
         | {*(far if len(far) <= _FEW_FAR * len(rows) else [])},
         key=lambda i: (bad_since[i], places.get(rows[i], len(places)), -distances[i], rows[i]),
     )
@@ -284,7 +270,11 @@ def outlier_lines(
     for each, path, last, spark in zip(found, paths, lasts, sparks, strict=True):
         start = f"  {path}{' ' * (path_width - display_width(path))}  {last.rjust(last_width)}  "
         start += f"{spark}  " if spark else ""
-        for before, said in _folded(start, glyphs.fit(visible(each.reason, _REASON)), width):
+        reason = glyphs.fit(visible(each.reason, _REASON))
+        pieces = [(start, reason)]
+        if display_width(start + reason) > width:
+            pieces = [(start, ""), *((_INDENT, line) for line in terminal.folded(reason, width - len(_INDENT), ""))]
+        for before, said in pieces:
             said = cut(said, width - display_width(before), glyphs.dots)
             line = before + (f"{each.style}{said}{RESET}" if color and said else said)
             lines.append(line.rstrip() if said else cut(before.rstrip(), width, glyphs.dots))
@@ -299,13 +289,6 @@ def _outlier_paths(table: TreeTable, rows: list[int], most: int, glyphs: Glyphs)
         start = min(max(shared.rfind("["), shared.rfind("."), 0), missing + len(glyphs.dots))
         texts = [glyphs.dots + text[start:] if start else text for text in texts]
     return [cut_inside(text, most, glyphs.dots, texts) for text in texts]
-
-
-def _folded(start: str, reason: str, width: int) -> list[tuple[str, str]]:
-    """The lines of a leaf: what each begins with, and what it says; below the leaf where it has no room beside it."""
-    if display_width(start + reason) <= width:
-        return [(start, reason)]
-    return [(start, ""), *((_INDENT, line) for line in folded_as_outliers(reason, width - len(_INDENT), ""))]
 
 
 def _distances(values: np.ndarray, is_log: bool) -> tuple[list[float], list[float]]:
@@ -360,17 +343,17 @@ def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
     bytes opens: of equal ones the first; in a tree without bytes the one with the most leaves; with a `view.depth`, all
     nodes above that depth, and no others. `tests/open_cases.json` has examples.
     """
-    table, is_open = view.table, np.zeros(len(view.table), bool)
     if view.depth is not None:
-        return table.depth < view.depth
-    weights, heap, n_visible = _weights(view), [(0.0, 0)], 0
+        return view.table.depth < view.depth
+    is_open, ends, weights = np.zeros(len(view.table), bool), view.table.end, _weights(view)
+    heap, n_visible = [(0.0, 0)], 0
     while heap and n_visible < n_rows:
         _, node = heappop(heap)
         is_open[node] = True
-        children = table.children(node)
+        children = children_of(ends, node)
         n_visible += len(children)
         for child in children:
-            if table.end[child] > child + 1:
+            if ends[child] > child + 1:
                 heappush(heap, (-float(weights[child]), child))
     return is_open
 
@@ -387,7 +370,7 @@ def nan_rows(view: View) -> list[int]:
     bad += [each.bad.any(axis=1) for each in view.series]
     bad += [column.values > 0 for column in view.columns if column.name.endswith(".nonfinite")]  # of another tree
     return list(
-        dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in np.flatnonzero(each).tolist())])
+        dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in each.nonzero()[0].tolist())])
     )
 
 
@@ -406,8 +389,7 @@ def _weights(view: View) -> np.ndarray:
     sizes = sizes_of(view)
     if sizes is not None and (weights := view.table.rolled(sizes))[0] > 0:
         return np.nan_to_num(weights)
-    leaves = np.array([facts.leaves for facts in view.table.facts], np.int64)
-    return view.table.roll(leaves[view.table.fact_codes], "sum")
+    return view.table.n_leaves
 
 
 _MAGNITUDE = re.compile("(norm|rms)$")  # columns in which a value far from the others is named
@@ -432,11 +414,7 @@ def folded(view: View) -> View:
     if SCALARS in view.table.columns:
         value = fewer.column(view.table.columns[SCALARS])
         further.append(replace(value, levels=["" if "," in level else level for level in value.levels]))
-    table = replace(
-        fewer.compact(None if sizes is None else view.table.rolled(sizes)),
-        columns={column.name: column for column in (*columns, *further)},
-        notes=dict(fewer.notes(view)),
-    )
+    table = fewer.compact(None if sizes is None else view.table.rolled(sizes), view, (*columns, *further))
     series = [fewer.series(each) for each in view.series]
     footer = blanks_text(repeats.n_blank)
     return View(table, columns, depth=view.depth, whole=view.whole, series=series, footer=footer)
@@ -458,7 +436,7 @@ def labeled_rows(view: View) -> list[int]:
     for column, is_said in labels:
         if column.name not in IN_EVERY_LINE:
             has_label |= is_said if column.codes is None else is_said[column.codes]
-    return np.flatnonzero(has_label).tolist()
+    return has_label.nonzero()[0].tolist()
 
 
 def like_note(table: TreeTable, row: int, like: int) -> Note:
@@ -474,29 +452,27 @@ class _Folded:
         self._table, self._rows, self._place, self._runs = table, repeats.rows, repeats.place, repeats.runs
         self._mirrors = repeats.mirrors
         self._stands_for = np.bincount(self._place[~repeats.left_out])  # so many rows
-        self._several = np.flatnonzero(self._stands_for > 1)
-        of_several = np.flatnonzero((self._stands_for[self._place] > 1) & ~repeats.left_out)
-        self._order = of_several[np.argsort(self._place[of_several], kind="stable")]
-        self._starts = np.cumsum(self._stands_for[self._several]) - self._stands_for[self._several]
+        self._several = (self._stands_for > 1).nonzero()[0]
+        of_several = ((self._stands_for[self._place] > 1) & ~repeats.left_out).nonzero()[0]
+        self._order = of_several[self._place[of_several].argsort(kind="stable")]
+        self._starts = self._stands_for[self._several].cumsum() - self._stands_for[self._several]
         self._heads = np.array([*self._runs], int)
         self._members = np.concatenate([[], *(run.rows for run in self._runs.values())]).astype(int)
         n_members = np.array([len(run.rows) for run in self._runs.values()], int)
-        self._first_members = np.cumsum(n_members) - n_members
-        self._parent = np.append(-1, self._place[table.parent[self._rows[1:]]]).astype(np.int32)
+        self._first_members = n_members.cumsum() - n_members
+        self._parent = np.concatenate([[-1], self._place[table.parent[self._rows[1:]]]]).astype(np.int32)
 
-    def compact(self, n_bytes: np.ndarray | None) -> TreeTable:
-        """The table of the shown rows, without columns and notes.
-
-        Args:
-          n_bytes: Of each row of the table, rolled up.
-        """
+    def compact(self, n_bytes: np.ndarray | None, view: View, columns: Sequence[Column]) -> TreeTable:
+        """The table of the shown rows; `n_bytes` are those of each row of the whole table, rolled up."""
         table, rows = self._table, self._rows
-        leaves = table.roll(np.array([facts.leaves for facts in table.facts], np.int64)[table.fact_codes], "sum")
-        own = self._own(self._sums(leaves))
+        own = self._own(self._sums(table.n_leaves))
         keys, facts = [*table.keys], [*table.facts]
         key_codes, fact_codes = table.key_codes[rows], table.fact_codes[rows]
         added: dict[Key | Facts, int] = {}  # a row that repeats another one has its codes, too
-        for shown, codes in self._differing_facts():
+        codes_of_several = table.fact_codes[self._order]
+        for i in self._differ(codes_of_several).nonzero()[0].tolist():
+            shown, start = self._several[i], self._starts[i]
+            codes = dict.fromkeys(codes_of_several[start : start + self._stands_for[shown]].tolist())
             fact_codes[shown] = _code(facts, added, merged_facts([table.facts[code] for code in codes]))
         for shown, run in self._runs.items():
             row, each = rows[shown], facts[fact_codes[shown]]
@@ -508,23 +484,20 @@ class _Folded:
             name=table.name,
             depth=table.depth[rows],
             parent=self._parent,
-            end=np.searchsorted(rows, table.end[rows]).astype(np.int32),
+            end=rows.searchsorted(table.end[rows]).astype(np.int32),
             position=table.position[rows],
             key_codes=key_codes,
             keys=tuple(keys),
             fact_codes=fact_codes,
             facts=tuple(facts),
+            notes=dict(self.notes(view)),
+            columns={column.name: column for column in columns},
             headline=table.headline,
         )
 
-    def _differing_facts(self) -> Iterator[tuple[int, list[int]]]:
-        """The rows that stand for others of other facts, and the codes of all of these."""
-        codes = self._table.fact_codes[self._order]
-        differ = np.maximum.reduceat(codes, self._starts) != np.minimum.reduceat(codes, self._starts)
-        for i in np.flatnonzero(differ).tolist():
-            start = self._starts[i]
-            shown = int(self._several[i])
-            yield shown, list(dict.fromkeys(codes[start : start + self._stands_for[shown]].tolist()))
+    def _differ(self, codes: np.ndarray) -> np.ndarray:
+        """bool[n_several]: whether the rows for which a row stands differ, by their codes in `_order`."""
+        return np.maximum.reduceat(codes, self._starts) != np.minimum.reduceat(codes, self._starts)
 
     def column(self, column: Column) -> Column:
         if column.format == "label":
@@ -534,18 +507,17 @@ class _Folded:
             parts = np.array_split(values, 8, axis=1)  # copies of all of it at once would take 100 MB and more
             sums = [self._reduced(np.add, np.nan_to_num(part.astype(np.float64))).astype(np.float32) for part in parts]
             return replace(column, levels=np.concatenate(sums, axis=1), codes=None, rollup="given")
-        spans = self._reduced(np.fmin, values), self._reduced(np.fmax, values)
-        bad = None if column.bad is None else self._reduced(np.logical_or, column.bad)
-        if column.rollup == "sum" or self._adds_up(column, values):
-            levels, rollup = self._own(self._sums(values)), "sum"
+        is_sum = column.rollup == "sum"
+        if is_sum and column.codes is not None and not self._differ(column.codes[self._order]).any():
+            spans = None  # members of the same facts have the same sums of them
         else:
-            levels, rollup = values[self._rows], "given"
+            spans = self._reduced(np.fmin, values), self._reduced(np.fmax, values)
+        bad = None if column.bad is None else self._reduced(np.logical_or, column.bad)
+        # The counts of nodes may be given, as those of zeros are, and be the sums of what is counted in them.
+        if column.rollup == "given" and column.format in ("count", "bytes"):
+            is_sum = values[0] == np.nansum(values[self._table.measured])
+        levels, rollup = (self._own(self._sums(values)), "sum") if is_sum else (values[self._rows], "given")
         return replace(column, levels=levels, codes=None, rollup=rollup, bad=bad, spans=spans)
-
-    def _adds_up(self, column: Column, values: np.ndarray) -> bool:
-        """Whether the counts of nodes are given, as those of zeros are, and are the sums of what is counted in them."""
-        is_count = column.rollup == "given" and column.format in ("count", "bytes")
-        return is_count and values[0] == np.nansum(values[self._table.measured])
 
     def series(self, series: Series) -> Series:
         """The greatest value of all rows that a row stands for; findings of shown rows only."""
@@ -569,28 +541,30 @@ class _Folded:
         noted = np.fromiter(self._table.notes, np.int64, len(self._table.notes))
         for shown, notes in zip(self._place[noted].tolist(), self._table.notes.values(), strict=True):
             for note in notes:
-                found[shown][note if note.kind not in _OF_SEVERAL else self._without_row(note, shown)] += 1
-        for shown, note in [*self._hidden_findings(view), *self._outliers(view), *self._likenesses()]:
+                if note.kind in _OF_SEVERAL:  # in words, which are the same for all rows for which one stands
+                    is_one = self._stands_for[shown] == 1
+                    note = Note(note.kind, note_part(self._table, note).text if is_one else _OF_SEVERAL[note.kind])
+                found[shown][note] += 1
+        likenesses = [(i, like_note(self._table, int(self._rows[i]), like)) for i, like in self._mirrors.items()]
+        for shown, note in [*self._hidden_findings(view), *self._outliers(view), *likenesses]:
             found[shown] = Counter({note: int(self._stands_for[shown])}) + found[shown]
         for shown, counts in found.items():
             n = int(self._stands_for[shown])
             counts = _joined(counts) if n > 1 else counts
-            some = [note if times >= n else _of(note, times, n) for note, times in counts.most_common()]
+            some = [
+                note if times >= n else note._replace(text=f"{note.text} ({times:,} of {n:,})", brief="")
+                for note, times in counts.most_common()
+            ]
             yield shown, tuple(some if n == 1 else some[:_N_NOTES])
-
-    def _without_row(self, note: Note, shown: int) -> Note:
-        """The note about a row of the whole table in words, which are the same for all for which a row stands."""
-        is_one = self._stands_for[shown] == 1
-        return Note(note.kind, note_part(self._table, note).text if is_one else _OF_SEVERAL[note.kind])
 
     def _hidden_findings(self, view: View) -> Iterator[tuple[int, Note]]:
         """The number of findings in each run, whose members they are in is not seen."""
         places = [int(self._place[m.row]) for each in view.series for m in each.marks if not self._is_shown(m.row)]
         if not places:
             return
-        ends = np.searchsorted(self._rows, self._table.end[self._rows[self._heads]])
-        counts = np.diff(np.searchsorted(np.sort(places), np.stack([self._heads, ends])), axis=0)[0]
-        for head in np.flatnonzero(counts).tolist():
+        ends = self._rows.searchsorted(self._table.end[self._rows[self._heads]])
+        counts = np.diff(np.sort(places).searchsorted(np.stack([self._heads, ends])), axis=0)[0]
+        for head in counts.nonzero()[0].tolist():
             yield int(self._heads[head]), Note("nonfinite", f"⚠{count_text(int(counts[head]))}")
 
     def _outliers(self, view: View) -> Iterator[tuple[int, Note]]:
@@ -609,10 +583,6 @@ class _Folded:
         for shown, (_, text) in far.items():
             yield shown, Note("info", text)
 
-    def _likenesses(self) -> Iterator[tuple[int, Note]]:
-        for shown, like in self._mirrors.items():
-            yield shown, like_note(self._table, int(self._rows[shown]), like)
-
     def _is_shown(self, row: int) -> bool:
         """Whether the row is shown for itself alone."""
         return self._stands_for[self._place[row]] == 1
@@ -626,6 +596,9 @@ class _Folded:
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """What each shown row says of values that add up: a run the sum of its members, any other row its own."""
         sums, members = values[self._rows], values[self._members]
+        if sums.dtype.kind != "f":
+            sums[self._heads] = np.add.reduceat(members, self._first_members)
+            return sums
         totals = np.add.reduceat(np.where(members == members, members, 0), self._first_members)
         greatest = np.fmax.reduceat(members, self._first_members)  # NaN if no member has a value
         sums[self._heads] = np.where(greatest == greatest, totals, greatest)
@@ -679,7 +652,7 @@ def _farthest(values: np.ndarray) -> tuple[int, float, str] | None:
 def _joined(counts: Counter[Note]) -> Counter[Note]:
     """The notes, with one of the differences between trees that are of a kind, as "value: 1 → 2" and "value: 3 → 4"."""
     found: Counter[Note] = Counter()
-    kinds = Counter(_kind(note) for note in counts)
+    kinds = Counter(map(_kind, counts))
     for note, times in counts.items():
         found[note if kinds[_kind(note)] == 1 else Note(note.kind, f"{_kind(note)[1]}: differs")] += times
     return found
@@ -687,7 +660,3 @@ def _joined(counts: Counter[Note]) -> Counter[Note]:
 
 def _kind(note: Note) -> tuple[str, str]:
     return note.kind, note.text.partition(":")[0] if note.kind == "differs" else note.text
-
-
-def _of(note: Note, times: int, n: int) -> Note:
-    return note._replace(text=f"{note.text} ({times:,} of {n:,})", brief="")

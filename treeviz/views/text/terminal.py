@@ -68,19 +68,12 @@ def glyphs_of(stream: TextIO) -> Glyphs:
     return UNICODE if encoding.lower().startswith("utf") else UNICODE._replace(encoding=encoding)
 
 
+_IN_ASCII = str.maketrans({"…": "...", "×": "x", "→": "->", "←": "<-", "–": "-", "·": "-"})
+
+
 def ascii_text(text: str) -> str:
     """The text in printable ASCII; other characters become escape sequences."""
-    return (
-        printable(text)
-        .replace("…", "...")
-        .replace("×", "x")
-        .replace("→", "->")
-        .replace("←", "<-")
-        .replace("–", "-")
-        .replace("·", "-")
-        .encode("ascii", "backslashreplace")
-        .decode()
-    )
+    return printable(text).translate(_IN_ASCII).encode("ascii", "backslashreplace").decode()
 
 
 def paragraph(text: str, indent: str = "  ", hanging: str = "  ", style: str = "", in_files: bool = True) -> list[str]:
@@ -115,31 +108,28 @@ def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
     """
     if width is None or len(text) > _LONGEST or display_width(text) <= width:
         return [text]
-    first, *words = _words(text)
-    lines = [text[: len(text) - len(text.lstrip())] + first]
-    for word in words:
-        if display_width(lines[-1]) + 1 + display_width(word) <= width:
-            lines[-1] += " " + word
-        else:
-            lines.append(indent + word)
-    return lines
-
-
-def at_keys(line: str, width: int, indent: str) -> list[str]:
-    """Break a line that is longer than `width` before keys of its key path."""
-    parts = _KEYS.split(line) if display_width(line) > width else [line]
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if display_width(lines[-1] + part) <= width:
-            lines[-1] += part
-        else:
-            lines.append(indent + part)
-    return lines
+    words = _words(text)
+    words[0] = text[: len(text) - len(text.lstrip())] + words[0]
+    return _filled(words, " ", width, indent)
 
 
 def folded(text: str, width: int, indent: str) -> list[str]:
     """Wrap a text, and break key paths that do not fit before a key."""
-    return [piece for line in wrapped(text, width, indent) for piece in at_keys(line, width, indent)]
+    lines = wrapped(text, width, indent)
+    return [
+        piece
+        for line in lines
+        for piece in _filled(_KEYS.split(line) if display_width(line) > width else [line], "", width, indent)
+    ]
+
+
+def _filled(parts: Sequence[str], between: str, width: int, indent: str) -> list[str]:
+    """Lines of as many parts as fit."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        longer = lines[-1] + between + part
+        lines[-1:] = [longer] if display_width(longer) <= width else [lines[-1], indent + part]
+    return lines
 
 
 def rows_of(stream: Any, most: int) -> int:
@@ -165,9 +155,12 @@ def _words(text: str) -> list[str]:
     return [*filter(None, words)] if not (depth or quote) else text.split()
 
 
+_OURS = re.compile("[ -~…·×–←→─-▟]*")  # each takes one column
+
+
 def display_width(text: str) -> int:
     """The columns that the text occupies: two for a wide East Asian character, none for a combining mark."""
-    return len(text) if text.isascii() else sum(map(_character_width, text))
+    return len(text) if text.isascii() or _OURS.fullmatch(text) else sum(map(_character_width, text))
 
 
 def cut(text: str, width: int, dots: str = "…") -> str:

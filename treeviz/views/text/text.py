@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import INHERITED, KINDS, Column, Facts, Note
+from treeviz.tree.facts import INHERITED, KINDS, Column, Note
 from treeviz.tree.series import Series
-from treeviz.tree.table import TreeTable
+from treeviz.tree.table import TreeTable, same_rows
 from treeviz.tree.text import bytes_text, count_text, visible
 from treeviz.views.text import terminal
 from treeviz.views.text.cells import (
@@ -39,17 +39,11 @@ from treeviz.views.view import View
 
 
 class Guide(NamedTuple):
-    """The start of a line.
+    """The start of a line."""
 
-    Attributes:
-      prefix: "│  └─ ".
-      shown: An index into the shown rows: of the row, or for a line such as "… 12 more", of the node.
-      is_row: False for a line such as "… 12 more".
-    """
-
-    prefix: str
-    shown: int
-    is_row: bool
+    prefix: str  # "│  └─ "
+    shown: int  # an index into the shown rows: of the row, or for a line such as "… 12 more", of the node
+    is_row: bool  # False for a line such as "… 12 more"
 
 
 _new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...), which runs for each line
@@ -69,14 +63,20 @@ def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs
     ends, depths, shows_some = table.end[rows].tolist(), table.depth[rows].tolist(), shows_some.tolist()
     prefixes = [""] * (n_levels + 1)  # by level, the guide before a child's branch
     open_nodes: list[int] = []  # the open ancestors that show only some of their children
+
+    def before(depth: int) -> str:
+        return prefixes[depth - 1] if depth <= n_levels else f"{prefixes[n_levels]}{depth} "
+
+    def more(node: int) -> Guide:
+        return Guide(before(depths[node] + 1) + glyphs.last, node, False)
+
     for shown, row in enumerate(rows.tolist()):
         while open_nodes and ends[open_nodes[-1]] <= row:
-            node = open_nodes.pop()
-            yield Guide(_prefix(prefixes, depths[node] + 1, n_levels) + glyphs.last, node, False)
+            yield more(open_nodes.pop())
         depth = depths[shown]
         if depth:
             branch, bar = (glyphs.last, glyphs.blank) if is_last[shown] else (glyphs.branch, glyphs.bar)
-            prefix = prefixes[depth - 1] if depth <= n_levels else _prefix(prefixes, depth, n_levels)
+            prefix = prefixes[depth - 1] if depth <= n_levels else before(depth)
             yield _new_guide((prefix + branch, shown, True))
             if depth <= n_levels:
                 prefixes[depth] = prefix + bar
@@ -84,13 +84,7 @@ def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs
             yield Guide("", shown, True)
         if shows_some[shown]:
             open_nodes.append(shown)
-    while open_nodes:
-        node = open_nodes.pop()
-        yield Guide(_prefix(prefixes, depths[node] + 1, n_levels) + glyphs.last, node, False)
-
-
-def _prefix(prefixes: list[str], depth: int, n_levels: int) -> str:
-    return prefixes[depth - 1] if depth <= n_levels else f"{prefixes[n_levels]}{depth} "
+    yield from map(more, reversed(open_nodes))
 
 
 def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
@@ -106,15 +100,13 @@ def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs
     codes, depths = table.key_codes[rows].tolist(), table.depth[rows].astype(np.int64)
     labels = {code: glyphs.fit(table.keys[code].label or table.keys[code].keystr) for code in set(codes)}
     label_widths = {code: display_width(label) for code, label in labels.items()}
-    shown = [
-        labels[code] if code else f"[{position}]"
-        for code, position in zip(codes, table.position[rows].tolist(), strict=True)
-    ]
+    positions = table.position[rows].tolist()
+    shown = [labels[code] if code else f"[{position}]" for code, position in zip(codes, positions, strict=True)]
     shown[0] = glyphs.fit(visible(table.name))
     own = [label_widths[code] if code else len(label) for code, label in zip(codes, shown, strict=True)]
     widths = np.array(own) + 3 * np.minimum(depths, n_levels + 1)
-    deep = np.flatnonzero(depths > n_levels)
-    widths[deep] += np.searchsorted(10 ** np.arange(1, 10), depths[deep], side="right") + 2
+    deep = (depths > n_levels).nonzero()[0]
+    widths[deep] += (10 ** np.arange(1, 10)).searchsorted(depths[deep], side="right") + 2
     widths[0] = display_width(shown[0])
     return shown, widths.tolist()
 
@@ -129,14 +121,14 @@ class LeftOut:
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
         self._table, self._truncated, self._dots = table, truncated, dots
         shows_some = _shows_some(truncated, table.parent[truncated.rows])
-        self.closed = np.flatnonzero((truncated.n_left_out > 0) & ~shows_some)
+        self.closed = ((truncated.n_left_out > 0) & ~shows_some).nonzero()[0]
         if not truncated.n_left_out.any():
             return
-        leaves = np.array([facts.leaves for facts in table.facts])
-        self._n_leaves = _not_shown(table, truncated.rows, leaves[table.fact_codes])
+        leaves = np.array([facts.leaves for facts in table.facts])[table.fact_codes]
+        self._n_leaves = _not_shown(table, truncated.rows, leaves, table.n_leaves)
         self._stacks = set(table.parent[table.is_layer].tolist())
         sizes = next((c for c in columns if c.format == "bytes" and c.rollup == "sum"), None)
-        self._n_bytes = None if sizes is None else _not_shown(table, truncated.rows, sizes.values)
+        self._n_bytes = None if sizes is None else _not_shown(table, truncated.rows, sizes.values, table.rolled(sizes))
 
     def inside(self, shown: int) -> str:
         """The badge of a node that shows no children; the columns of its line show their sizes."""
@@ -148,25 +140,22 @@ class LeftOut:
     def text(self, shown: int) -> str:
         """The line for the other children of a node that shows some of them."""
         row = self._truncated.rows[shown]
-        n_leaves = int(self._n_leaves[shown])
-        sizes = [f"{count_text(n_leaves)} {'leaf' if n_leaves == 1 else 'leaves'}"] if row not in self._stacks else []
+        sizes = [] if row in self._stacks else [leaves_text(int(self._n_leaves[shown]))]
         if self._n_bytes is not None and self._n_bytes[shown] > 0:
             sizes.append(bytes_text(self._n_bytes[shown]))
         more = f"{self._dots} {count_text(self._truncated.n_left_out[shown])} more"
         return f"{more} ({', '.join(sizes)})" if sizes else more
 
 
-def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """[n_shown]: the sum over those children of each shown row that are not shown, and everything below them."""
-    sums = table.roll(values, "sum")
     missing = (sums - values)[rows]
-    np.subtract.at(missing, np.searchsorted(rows, table.parent[rows[1:]]), sums[rows[1:]])
+    np.subtract.at(missing, rows.searchsorted(table.parent[rows[1:]]), sums[rows[1:]])
     return missing
 
 
 # Fewer columns: the leaves follow the type of a node, and zero counts move to the headline
 
-_IN_TYPE = "leaves"  # the column that the types include
 _IS_COUNTED = ("list", "tuple")  # kinds of nodes whose keys do not show the number of children
 
 
@@ -175,28 +164,27 @@ def with_counts(view: View) -> View:
 
     A single leaf, which is shown below its node, is not counted.
     """
-    column = next((column for column in view.columns if column.name == _IN_TYPE), None)
-    if column is None:
+    if "leaves" not in [column.name for column in view.columns]:
         return view
-    table = view.table
-    n_leaves = table.rolled(column).astype(np.int64)
+    table, n_leaves = view.table, view.table.n_leaves
     n_children = np.bincount(table.parent[1:], minlength=len(table))
-    is_node = np.array([_is_plain_node(facts) for facts in table.facts])[table.fact_codes]
-    nodes = np.flatnonzero(is_node & (n_leaves > 1))
+    is_node = np.array([KINDS[f.kind].group == "node" and f.shape is None for f in table.facts])[table.fact_codes]
+    nodes = (is_node & (n_leaves > 1)).nonzero()[0]
     triples = list(zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True))
     distinct = {triple: code for code, triple in enumerate(dict.fromkeys(triples), start=len(table.facts))}
-    codes = table.fact_codes.copy()
+    codes, counted = table.fact_codes.copy(), [*table.facts]
     codes[nodes] = list(map(distinct.__getitem__, triples))  # several times as fast as np.unique of rows
-    facts = [
-        table.facts[code]._replace(type=_counted(table.facts[code], children, leaves))
-        for code, children, leaves in distinct
-    ]
-    return with_table(view, replace(table, facts=(*table.facts, *facts), fact_codes=codes), column.name)
+    for code, children, leaves in distinct:
+        facts = table.facts[code]
+        own_count = [count_text(children)] if facts.kind in _IS_COUNTED and children != leaves else []
+        counted.append(facts._replace(type=" · ".join([facts.type, *own_count, leaves_text(leaves)])))
+    return with_table(view, same_rows(table, facts=tuple(counted), fact_codes=codes), "leaves")
 
 
-def in_brief(view: View) -> View:
-    """The view without the columns that its types and headline replace."""
-    return without_zeros(with_counts(view))
+def in_brief(view: View, *, fold: bool = False) -> View:
+    """The view without the columns that its types and headline replace; with `fold`, a row for each run of siblings."""
+    brief = without_zeros(with_counts(view))
+    return folded(brief) if fold else brief
 
 
 def without_zeros(view: View) -> View:
@@ -207,8 +195,8 @@ def without_zeros(view: View) -> View:
     zeros = [column for column in view.columns if _is_zero(view.table, column)]
     if not zeros:
         return view
-    words = [column.title.removeprefix("±") for column in zeros]
-    words = [f"{title}: 0" if " " in title else f"no {title}" for title in words]
+    titles = [column.title.removeprefix("±") for column in zeros]
+    words = [f"{title}: 0" if " " in title else f"no {title}" for title in titles]
     words = [word for word in words if not any(word in part.split(", ") for part in view.table.headline)]
     table = view.table.with_headline(*view.table.headline, *([", ".join(words)] if words else []))
     return with_table(view, table, *(column.name for column in zeros))
@@ -231,15 +219,6 @@ def with_table(view: View, table: TreeTable, *without: str) -> View:
 def leaves_text(n: int) -> str:
     """ "1 leaf", "144 leaves"."""
     return f"{count_text(n)} {'leaf' if n == 1 else 'leaves'}"
-
-
-def _is_plain_node(facts: Facts) -> bool:
-    return KINDS[facts.kind].group == "node" and facts.shape is None
-
-
-def _counted(facts: Facts, n_children: int, n_leaves: int) -> str:
-    has_own_count = facts.kind in _IS_COUNTED and n_children != n_leaves
-    return " · ".join([facts.type, *([count_text(n_children)] if has_own_count else []), leaves_text(n_leaves)])
 
 
 # The ends of the lines: badges, values, static fields; and the lines below the tree for badges that did not fit
@@ -265,10 +244,11 @@ class Details:
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
         self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(GAP))
-        self.any_trouble = any(part.style in (RED, YELLOW) for badges in self._badges.values() for part in badges)
-        self.values = max((len(part.brief) for badges in self._badges.values() for part in badges), default=0)
-        texts = [*self._parts.values(), *(b + self._parts[self._codes[row]] for row, b in self._badges.items())]
-        self.width = max((sum(len(GAP) + len(part.text) for part in parts) - len(GAP) for parts in texts), default=0)
+        all_badges = [part for badges in self._badges.values() for part in badges]
+        self.any_trouble = not {RED, YELLOW}.isdisjoint([part.style for part in all_badges])
+        self.values = max([len(part.brief) for part in all_badges], default=0)
+        texts = [*self._parts.values(), *[b + self._parts[self._codes[row]] for row, b in self._badges.items()]]
+        self.width = max([sum([len(GAP) + len(part.text) for part in parts]) - len(GAP) for parts in texts], default=0)
 
     def texts(self, width: int, color: bool) -> list[str]:
         """The details of each shown row after a gap, or ""."""
@@ -324,18 +304,17 @@ def _badges(
     table: TreeTable, truncated: Truncated, left_out: LeftOut, series: Sequence[Series]
 ) -> Iterator[tuple[int, Part]]:
     """Pairs of an index into the shown rows and a badge."""
-    noted = np.fromiter(table.notes, dtype=np.int64, count=len(table.notes))
-    positions = np.searchsorted(truncated.rows, noted)
     parts: dict[Note, Part] = {}
-    for row, shown in zip(noted.tolist(), positions.tolist(), strict=True):
-        if shown == len(truncated.rows) or truncated.rows[shown] != row:
+    positions = {row: shown for shown, row in enumerate(truncated.rows.tolist())} if table.notes else {}
+    for row, notes in table.notes.items():
+        if row not in positions:
             continue
         repeated = "more" if table.facts[table.fact_codes[row]].kind == "more" else None  # its type shows the same text
-        for note in table.notes[row]:
+        for note in notes:
             if note.kind != repeated:
                 if note not in parts:
                     parts[note] = note_part(table, note)
-                yield shown, parts[note]
+                yield positions[row], parts[note]
     counts_inside = marks_inside(table, series, truncated.rows[left_out.closed])
     for shown, count in zip(left_out.closed.tolist(), counts_inside, strict=True):
         if count:
@@ -343,7 +322,7 @@ def _badges(
         yield shown, Part(DIM, left_out.inside(shown))
     may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
     is_empty = table.end[truncated.rows] == truncated.rows + 1
-    for shown in np.flatnonzero(may_be_empty & is_empty).tolist():
+    for shown in (may_be_empty & is_empty).nonzero()[0].tolist():
         if truncated.rows[shown] not in table.notes:
             yield shown, Part(DIM, "empty")
 
@@ -385,8 +364,7 @@ def text(
       fold: Collapse identical siblings into one row; see `treeviz.views.text.rows`.
       budget: The maximum number of characters: as many rows as fit, at least the headline and the root.
     """
-    brief = in_brief(view)
-    brief = folded(brief) if fold else brief
+    brief = in_brief(view, fold=fold)
 
     def drawn(n_rows: int | None) -> str:
         return "\n".join(_drawn(view, brief, width, n_rows, color, glyphs))
@@ -412,13 +390,11 @@ def _drawn(
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
     details = Details(table, truncated, left_out, series, glyphs)
-    shown_columns = filter(
-        _has_text, columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
-    )
+    columns = columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(series, truncated.rows, glyphs),
-        *(bracketed(cell, glyphs) for cell in shown_columns),
+        *(bracketed(cell, glyphs) for cell in columns if any(text and not text.isspace() for text in cell.texts)),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
@@ -428,8 +404,9 @@ def _drawn(
 
     head = _headline(table, width, glyphs)
     n_lines = len(head)
-    if any(cell.title.strip() for cell in room.cells):
-        head.append(GAP.join([" " * room.key, *(cell.title for cell in room.cells)]).rstrip())
+    titles = [" " * room.key, *[cell.title for cell in room.cells]]
+    if any(map(str.strip, titles)):
+        head.append(GAP.join(titles).rstrip())
     is_error = False
     for i, line in enumerate(head):
         is_error |= line.startswith(_ERROR)  # it is the last part, in lines of its own; the titles follow
@@ -446,7 +423,9 @@ def _drawn(
         label, blank = labels[shown], room.key - key_widths[shown]
         if blank < 0 and width is not None:
             others = [labels[sibling] for sibling in siblings[shown]]
-            prefix, label = _shortened(prefix, label, room.key, glyphs, others)
+            label_room = max(min(4, display_width(label)), room.key - len(prefix))
+            prefix = prefix[max(0, len(prefix) - room.key + label_room) :]  # the end of a long guide
+            label = cut_inside(label, room.key - len(prefix), glyphs.dots, others)
             blank = room.key - display_width(prefix + label)
         if color:
             prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
@@ -459,10 +438,6 @@ def _drawn(
     yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
     if series:
         yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
-
-
-def _has_text(cells: Cells) -> bool:
-    return any(text and not text.isspace() for text in cells.texts)
 
 
 def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
@@ -481,8 +456,6 @@ def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
 
 
 class _Room(NamedTuple):
-    """How the width of a line is divided."""
-
     line: int
     key: int
     cells: list[Cells]
@@ -511,9 +484,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
     requested = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
-    if len({cell.name for cell in requested}) == len(requested) and not any(
-        cell.is_label for cell in requested
-    ):  # no sparklines
+    are_numbers = True not in [cell.is_label for cell in requested]
+    if are_numbers and len({cell.name for cell in requested}) == len(requested):  # no sparklines
         requested.sort(key=_urgency, reverse=True)
     kept = sum([len(GAP) + cell.width for cell in requested if cell.name == requested[0].name])
     widest = width - least - kept - needed - 2 * len(GAP)
@@ -570,8 +542,7 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
         types = zip(texts[0], is_leaf, strict=True)
         texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
         for i, cell in enumerate(room.cells[1:], 1):
-            styles = cell.styles or [""] * len(cell.texts)
-            texts[i] = [_colored(text, style) for text, style in zip(cell.texts, styles, strict=True)]
+            texts[i] = list(map(_colored, cell.texts, cell.styles or repeat("")))
     return (GAP + GAP.join(row) for row in zip(*texts, strict=True)) if texts else iter([""] * len(is_leaf))
 
 
@@ -584,16 +555,9 @@ def _colored(text: str, style: str) -> str:
 def _siblings(table: TreeTable, rows: np.ndarray) -> list[list[int]]:
     """The siblings before and after each row, or the row itself, as indices into the rows."""
     parents = table.parent[rows]
-    order = np.argsort(parents, kind="stable")
+    order = parents.argsort(kind="stable")
     is_next = parents[order[1:]] == parents[order[:-1]]
     neighbors = np.stack([np.arange(len(rows))] * 2, axis=1)
     neighbors[order[1:][is_next], 0] = order[:-1][is_next]
     neighbors[order[:-1][is_next], 1] = order[1:][is_next]
     return neighbors.tolist()
-
-
-def _shortened(prefix: str, label: str, width: int, glyphs: Glyphs, others: list[str]) -> tuple[str, str]:
-    """The guide and the key in at most `width` columns, with the end of a long guide and the part that others lack."""
-    room = max(min(4, display_width(label)), width - len(prefix))
-    prefix = prefix if len(prefix) + room <= width else prefix[max(0, len(prefix) - width + room) :]
-    return prefix, cut_inside(label, width - len(prefix), glyphs.dots, others)

@@ -41,14 +41,12 @@ def row_of_path(table: TreeTable, text: str) -> int | None:
     while waiting:
         node, offset = waiting.pop()
         children = []
-        row, end = node + 1, int(table.end[node])
-        while row < end:
+        for row in table.children(node):
             keystr = table.key(row).keystr
             if keystr and text.startswith(keystr, offset):
                 if offset + len(keystr) == len(text):
                     return row
                 children.append((row, offset + len(keystr)))
-            row = int(table.end[row])
         waiting += reversed(children)
     return None
 
@@ -194,15 +192,6 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         if callbacks is not None:
             callbacks.callbacks.clear()
 
-    def _handle_msg(self, msg: Any) -> None:
-        """Called with every message of the comm."""
-        if self._is_valid(msg):
-            super()._handle_msg(msg)
-
-    def _is_valid(self, message: Any) -> bool:
-        """Whether ipywidgets may read a message."""
-        raise NotImplementedError
-
 
 # Check the messages of the page; answer them, or drop and log them
 
@@ -256,11 +245,12 @@ class PageWidget(ThreadSafeWidget):
             except traitlets.TraitError as error:
                 self._drop(str(error)[:200])
 
-    def _is_valid(self, message: Any) -> bool:
-        is_valid = is_message(message)
-        if not is_valid:
+    def _handle_msg(self, msg: Any) -> None:
+        """Called with every message of the comm."""
+        if is_message(msg):
+            super()._handle_msg(msg)
+        else:
             self._drop("a message that is none of ours")
-        return is_valid
 
     def _take_request(self, content: Any, buffers: Any) -> None:
         """Answer a request of the page, with the request's number."""
@@ -281,12 +271,11 @@ class PageWidget(ThreadSafeWidget):
             if version != self._version or (numbers and not 0 <= numbers[0] < len(backend.view.table)):
                 self.send({"op": "answer", "id": number, "stale": True})
                 return
-            answer, parts = {}, []
             try:
                 answer, parts = backend.answer(operation, numbers, lambda: number in self._cancelled)
             except Exception as error:
-                self._log(f"{operation} of row {numbers[:1]}: {type(error).__name__}: {str(error)[:500]}")
-                answer = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+                answer, parts = {"error": f"{type(error).__name__}: {str(error)[:500]}"}, []
+                self._log(f"{operation} of row {numbers[:1]}: {answer['error']}")
             self.send({**answer, "op": "answer", "id": number}, parts)
 
     def _drop(self, description: str, *, to_page: bool = True) -> None:
@@ -407,12 +396,8 @@ class TreeWidget(DisplayedWidget):
     def __init__(self, backend: Backend, status: dict[str, Any] | None = None) -> None:
         self._backend = backend
         view = backend.view
-        super().__init__(
-            _packed=view.packed,
-            _token=secrets.token_hex(8),
-            _live=status or {},
-            expanded=_open_paths(view),
-        )
+        token, expanded = secrets.token_hex(8), _open_paths(view)
+        super().__init__(_packed=view.packed, _token=token, _live=status or {}, expanded=expanded)
 
     @property
     def table(self) -> TreeTable:
@@ -512,10 +497,8 @@ class TreeWidget(DisplayedWidget):
     def _known_rows(self, proposal: Any) -> list[int]:
         wanted, n = proposal["value"], len(self.table) if self._backend is not None else 0
         rows = list(dict.fromkeys(int(row) for row in wanted if 0 <= row < n))[-MOST_SELECTED:]
-        if len(rows) < len(set(wanted)):
-            self._log_seldom(
-                f"selection: of {len(wanted)} rows {len(set(wanted)) - len(rows)} are not in this tree, or too many"
-            )
+        if n_missing := len(set(wanted)) - len(rows):
+            self._log_seldom(f"selection: of {len(wanted)} rows {n_missing} are not in this tree, or too many")
         return rows
 
     @traitlets.validate("expanded")
