@@ -30,7 +30,7 @@ from treeviz.explainer.frames import (
     is_of_python,
     value_of,
 )
-from treeviz.tree.describers import static_of
+from treeviz.tree.describers import load_libraries, static_of
 from treeviz.tree.keys import MISSING, keystr, stored_attribute
 from treeviz.tree.level import one_level
 from treeviz.tree.opaque import contents
@@ -227,6 +227,7 @@ _REMEDIES = {
 def explain_hashes(error: BaseException) -> Answer:
     message = error.args[0] if isinstance(error, ValueError) and error.args else None
     if type(message) is str and "on-hashable" in message and _STATIC in message:
+        load_libraries()  # which describe the static data of their nodes
         return "a static argument of jit must have a hash", [
             f"{name}{path}: {_with_remedy(value)}"
             for name, argument in _static_arguments(error)
