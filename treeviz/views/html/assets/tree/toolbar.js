@@ -20,7 +20,7 @@ const FLAT = "Leaves only, with whole paths, the largest first";
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
-    type: "search", placeholder: "Search: attn, dtype:bf16, nan", "aria-label": "Search", title: "/ puts the cursor here",
+    type: "search", placeholder: "Search: attn, bf16, nan", "aria-label": "Search", title: "/ puts the cursor here",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
     focus: () => setTimeout(() => view.search.warmUp()),
