@@ -13,6 +13,7 @@ The rule for every view, with examples in `tests/fold_cases.json`:
 - A member of a run *stands out* if its subtree has a wrong row (one with a finding or an error), or one with NaN unless
   every member has a wrong row or NaN. At most `MOST_OUT` members stand out: the first in the order of the wrong rows,
   worst first, then of the rows with NaN. They keep rows of their own.
+  Views do not pass on a wrong row that every member has in the same place with the same notes: `in_every_member`.
 - The other members are *folded* if there are `LEAST` or more: the first one's rows are shown for all of them. Runs
   inside a folded row, or inside a member that stands out, are folded in the same way.
 - A subtree *mirrors* an earlier one, as the moments of an optimizer the parameters, if it has `_MIRROR` rows and an
@@ -246,6 +247,22 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
         ways = differs[codes[rows[0] : table.end[rows[-1]]]].reshape(len(rows), -1)
         group = np.unique(ways, axis=0, return_inverse=True)[1].ravel()
         yield from (rows[group == each] for each in (np.bincount(group) >= LEAST).nonzero()[0])
+
+
+def in_every_member(table: TreeTable, rows: Sequence[int]) -> set[int]:
+    """Those of the rows that lie in a run, and have the same notes in each member of every run in which they lie."""
+    noted = np.array(sorted(rows), np.int64)
+    common, alone = set[int](), set[int]()
+    for members in _runs(table) if len(rows) >= LEAST else ():
+        inside = noted[noted.searchsorted(members[0]) : noted.searchsorted(table.end[members[-1]])]
+        starts = members[members.searchsorted(inside, "right") - 1]
+        inside, starts = inside[inside < table.end[starts]], starts[inside < table.end[starts]]
+        members_of: dict[tuple, list[int]] = {}
+        for row, start in zip(inside.tolist(), starts.tolist(), strict=True):
+            members_of.setdefault((row - start, table.notes.get(row)), []).append(row)
+        for found in members_of.values():
+            (common if len(found) == len(members) else alone).update(found)
+    return common - alone
 
 
 def differing(facts: Sequence[Facts]) -> np.ndarray:

@@ -205,3 +205,12 @@ def test_a_sharding_that_is_for_nothing_is_told_by_its_axes():
     view = tv.overlay({"w": sharding, "bias": sharding}, {"w": jnp.ones(2), "b": jnp.ones(2)}, use="shardings")
     missing = next(each for each in view.differences if each.kind == "missing")
     assert "'data'" in missing.left and "Mesh" not in missing.left and "…" not in missing.left
+
+
+@pytest.mark.parametrize(("n_right", "labels"), [(0, ["[0…5]"]), (1, ["[0…4]", "[5]"])])
+def test_a_mismatch_that_every_layer_has_is_shown_once(n_right, labels):
+    layers = [{"w": np.ones((2, 6)), "b": np.ones(6)}] * 6
+    specs = [{"w": P(None, "data"), "b": P()}] * (6 - n_right) + [{"w": P(), "b": P()}] * n_right
+    text = tv.overlay({"layers": specs}, {"layers": layers}, use="shardings", mesh=MESH).text(width=200)
+    assert re.findall(r"[├└]─ (\[[0-9…]+\])", text) == labels
+    assert text.count("axis 1 has 6 (not divisible by 4 of 'data')") == 1

@@ -24,7 +24,7 @@ from treeviz.tree.series import FindingMark, Histograms, Series, thinned
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import aval_text
 from treeviz.views.text.cells import WRITE, type_text
-from treeviz.views.text.rows import labeled_rows, like_note, nan_rows, values_of, wrong_rows
+from treeviz.views.text.rows import labeled_rows, like_note, nan_rows, outlier_rows, values_of
 from treeviz.views.view import View
 
 # Pack histograms over time for the front end: a few bars for each row and step, relative to the highest.
@@ -351,7 +351,7 @@ def pack(view: View) -> bytes:
     further = [c for c in table.columns.values() if c.format != "label" or (c.name != "type" and any(c.levels))]
     columns = {column.name: column for column in (*view.columns, *further)}
     texts, bare = ([], {}) if view.diff is None else pack_patterns(table, columns.values(), buffers.add)
-    outliers = wrong_rows(view), nan_rows(view)
+    outliers = outlier_rows(view), nan_rows(view)
     like = mirrors(table, lambda: values_of(view), lambda: [*outliers[0], *outliers[1]])
     none = blanks(table, lambda: labeled_rows(view))
     notes = {row: bare.get(row) or notes for row, notes in table.notes.items()}
