@@ -250,7 +250,7 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
 
 
 def in_every_member(table: TreeTable, rows: Sequence[int]) -> set[int]:
-    """Those of the rows that lie in a run, and have the same notes in each member of every run in which they lie."""
+    """Those of the rows that are in a run, and have the same notes in each member of every run in which they are."""
     noted = np.array(sorted(rows), np.int64)
     common, alone = set[int](), set[int]()
     for members in _runs(table) if len(rows) >= LEAST else ():
