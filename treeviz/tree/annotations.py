@@ -71,11 +71,13 @@ def annotated_arrays(table: TreeTable, nodes: list[Any]) -> Iterator[Annotated]:
     """The arrays, also abstract ones, in annotated fields of dataclasses, modules and named tuples."""
     if "jaxtyping" not in sys.modules:
         return
-    used, first_rows = np.unique(table.fact_codes, return_index=True)
     of_code = {
-        code: guarded(lambda row=row: _annotations(type(nodes[row])), lambda _: {})
-        for code, row in zip(used.tolist(), first_rows.tolist(), strict=True)
-        if table.facts[code].module and not table.facts[code].is_leaf
+        code: guarded(
+            lambda code=code: _annotations(type(nodes[(table.fact_codes == code).argmax()])),
+            lambda _: {},
+        )
+        for code, facts in enumerate(table.facts)
+        if facts.module and not facts.is_leaf
     }
     codes = [code for code, annotations in of_code.items() if annotations]
     for parent in np.flatnonzero(np.isin(table.fact_codes, codes)).tolist() if codes else ():
@@ -93,8 +95,11 @@ def annotated_arrays(table: TreeTable, nodes: list[Any]) -> Iterator[Annotated]:
 
 def with_named_axes(table: TreeTable, nodes: list[Any]) -> TreeTable:
     """The table with the names of annotated axes in the facts of their arrays."""
+    arrays = [*annotated_arrays(table, nodes)]
+    if not arrays:
+        return table
     codes, facts, known = table.fact_codes.copy(), [*table.facts], {}
-    for array in annotated_arrays(table, nodes):
+    for array in arrays:
         annotation, plain = array.annotation, array.facts
         axes = tuple(annotation.along(len(plain.shape or ()), annotation.names, ""))
         if not array.surplus and any(axes) and not plain.axes:
