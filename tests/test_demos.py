@@ -187,7 +187,8 @@ def test_checkpoints_find_the_layer_that_was_not_trained_and_where_a_model_does_
     texts = texts_of(executed(DEMOS / "05_checkpoints.ipynb", tmp_path_factory))
     assert "never trained: [\"['layers'][2]['bias']\", \"['layers'][2]['kernel']\"]\n" in "".join(texts)
     assert any("7 leaves moved since step 0 · 2 leaves never moved" in text for text in texts)
-    assert "only in the other" in texts[-1] and "1 length, 2 extra" in texts[-1]
+    assert "only in the other" in texts[-2] and "1 length, 2 extra" in texts[-2]
+    assert "same values under other names: 8 of 9 arrays; largest gap: ['layers'][3]['kernel']" in texts[-1]
 
 
 WHOLE_AT_STEP_40 = """
