@@ -185,7 +185,8 @@ def diff(
 
     Raises:
       TypeError: There are fewer than two trees, or `stacked` is not a glob.
-      ValueError: No array matches `stacked` or a name in `mapping`, or `like` is another word.
+      ValueError: No array matches `stacked` or a name in `mapping`, `like` is another word, or there are more than
+        20,000 arrays for it.
     """
     if like not in (None, "values") or (not values and (like or mapping)):
         raise ValueError(f'diff: like={like!r}, values={values}: pass like="values", and not values=False')

@@ -13,6 +13,7 @@ import pytest
 from sample_nodes import AdamState, Layer, Point
 
 import treeviz as tv
+from treeviz.analysis.compare import rearranged
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -439,3 +440,10 @@ def test_only_what_was_read_is_called_the_same():
     assert tv.diff({"a": huge, "b": f32(2)}, {"c": np.ones((1 << 10, 2), np.float32), "d": f32(2)}).mapping == {
         "b": "d"
     }
+
+
+def test_of_more_arrays_than_are_matched_none_is_called_missing(monkeypatch):
+    monkeypatch.setattr(rearranged, "_MOST_ARRAYS", 3)
+    tree = {f"w{i}": np.arange(4.0) + i for i in range(4)}
+    with pytest.raises(ValueError, match="at most 3 arrays"):
+        tv.diff(tree, {f"v{i}": array for i, array in enumerate(tree.values())}, like="values")

@@ -920,6 +920,8 @@ def same_values(
         is_given[[row for match in given for part in match[side] for row in part.rows]] = True
         arrays.append(_arrays(table, np.flatnonzero(alone & _is_array(table) & can_read & ~is_given).tolist()))
     matches = [*given]
+    if max(map(len, arrays)) > _MOST_ARRAYS and pairs is not None:
+        raise ValueError(f'diff: like="values" finds the counterparts of at most {_MOST_ARRAYS:,} arrays')
     if max(map(len, arrays)) > _MOST_ARRAYS or not (all(arrays) or (pairs is not None and any(arrays))):
         return matches
     known = _Evidence(tuple({array.rows[0]: array.words for array in own} for own in arrays))  # type: ignore[arg-type]
