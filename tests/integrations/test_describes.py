@@ -317,7 +317,7 @@ def test_a_leaf_whose_describer_gives_its_array_has_the_values_of_that_array():
     assert np.isnan(c["nan"])
     assert [note.text for row in (3, 4) for note in view.table.notes[row]] == [
         "an array of another library: it is not read",
-        "shape only: no values",
+        "no values: only its shape is known",
     ]
     assert [row.keystr for row in view.find("nan")] == ["['a']", "['b']"]
     assert getattr(alike, "_npy_value", None) is None

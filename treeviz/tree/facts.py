@@ -143,7 +143,7 @@ KINDS = {
     "shape only": Kind(
         "a shape and a dtype without values",
         "leaf",
-        no_values="shape only: no values",
+        no_values="no values: only its shape is known",
         is_abstract=True,
         implied_types=("ShapeDtypeStruct", "ShapedArray"),
     ),

@@ -212,7 +212,7 @@ def test_deleted_and_donated_arrays_keys_and_abstract_values_say_why(how):
     assert notes == {
         1: "deleted or donated: it has no values",
         2: "PRNG key (no statistics)",
-        3: "shape only: no values",
+        3: "no values: only its shape is known",
     }
     assert columns["mean"][4] == columns["mean"][0] == 1
 
