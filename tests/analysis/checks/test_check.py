@@ -485,10 +485,12 @@ def test_what_a_finding_proposes_runs_as_it_is_pasted(code):
     nodes = [tree, *(tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ())]
     scope |= {type(node).__name__: type(node) for node in nodes}
     scope |= {"self": nodes[-1]} if "self." in finding.fix else {}
+    before = set(codes(tree, **options))
     try:
         exec(finding.fix, scope)
     except ValueError:  # of T111 it is the traceback that is asked for
         assert code == "T111"
+    assert set(codes(scope["tree"], **options)) <= before, "a fix brings no new finding"
 
 
 def make_repeated() -> type:
