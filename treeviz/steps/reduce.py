@@ -874,7 +874,7 @@ class PerDevice(NamedTuple):
     arrays: tuple[Any, ...]  # float64[rows], uint32[…]; and the packed rows of the other leaves, if there are any
     summed: Summed
 
-    def alike(self) -> PerDevice:
+    def replicated(self) -> PerDevice:
         """The same, where all devices have measured the same."""
         return PerDevice(self.arrays, self.summed._replace(is_alike=True))
 

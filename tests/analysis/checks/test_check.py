@@ -235,6 +235,14 @@ def test_equal_random_values_are_found_where_no_copy_is_meant(tree, paths):
     assert [finding.path for finding in tv.check(tree, values=True) if finding.code == "T143"] == paths
 
 
+def test_of_many_keys_each_is_read_once(monkeypatch):
+    keys, read = [*jax.random.split(jax.random.key(0), 20)], []
+    key_data = jax.random.key_data
+    monkeypatch.setattr(jax.random, "key_data", lambda key: read.append(key) or key_data(key))
+    assert "T143" not in codes(keys, values=True)
+    assert len(read) <= 2 * len(keys)  # no key is compared with all others
+
+
 def test_on_a_terminal_findings_are_wrapped_and_errors_are_red(monkeypatch):
     found = tv.check({"f": np.sin, "a deep path": {"of two keys": "a text"}}, for_="jit")
     plain = str(found)

@@ -580,8 +580,8 @@ def equal_random_values(checked: Checked) -> Iterator[Found]:
         firsts: list[int] = []
         for row in rows:
             x = checked.nodes[row]
-            is_equal = lambda one, x=x: guarded(lambda: _are_equal(checked.nodes[one], x), lambda _: False)  # noqa: E731
-            first = next(filter(is_equal, firsts), None)  # T142 says what cannot be read
+            tests = {one: partial(_are_equal, checked.nodes[one], x) for one in firsts}  # T142 says what is not read
+            first = next((one for one, test in tests.items() if guarded(test, lambda _: False)), None)
             if first is None:
                 firsts.append(row)
                 if n := guarded(partial(_n_equal_slices, x), lambda _: 0):
@@ -600,8 +600,8 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
     columns = [table.columns[name].values for name in ("min", "max", "mean", "rms")]
     for row in checked.rows(lambda facts: facts.is_leaf and (_is_key(facts) or facts.elements >= _N_RANDOM)):
         facts, statistics, place = checked.facts(row), [values[row].item() for values in columns], _place(checked, row)
-        if facts.kind == "key":
-            statistics = []
+        if facts.kind == "key":  # of keys that cannot be read, none is like another one
+            statistics = [guarded(partial(_bits, checked.nodes[row]), lambda _, row=row: row)]
         elif _is_key(facts):
             if len(facts.shape or ()) > 1 and not _KEY.search(place):  # or pairs of other numbers
                 continue
@@ -621,6 +621,10 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
 def _is_key(facts: Facts) -> bool:
     shape = facts.shape or ()
     return facts.kind == "key" or (facts.dtype == "uint32" and len(shape) in (1, 2) and shape[-1] in (2, 4))
+
+
+def _bits(key: Any) -> bytes:
+    return jax.device_get(jax.random.key_data(key)).tobytes()
 
 
 def _are_equal(left: Any, right: Any) -> bool:
@@ -660,7 +664,7 @@ def _first_part(x: Any) -> Any:
     """A NumPy view or an array on one device; of a file, the first chunk that is read."""
     from treeviz.analysis.compare.values import parts_of
 
-    return next(x.chunks_of(x)) if isinstance(x, Stored) else parts_of(x)[0][1]
+    return next(x.chunks()) if isinstance(x, Stored) else parts_of(x)[0][1]
 
 
 # Rules about structure: cycles, nodes that JAX cannot flatten, keys, shared objects, and sizes

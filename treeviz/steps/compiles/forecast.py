@@ -382,7 +382,7 @@ def forecast(
     ]
     for name in others if state_arg is None and out is None else ():
         state = traced.arguments[name]
-        is_tree = state.treedef.node_data() is not None  # many arrays are alike
+        is_tree = state.treedef.node_data() is not None  # many arrays have one type
         new = find_state(state, traced.result) if is_tree else None
         if new is not None and len(new.keys) < 2 and new.keys not in [place.keys for _, place in places]:
             places.append((name, new))

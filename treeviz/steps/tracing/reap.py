@@ -163,7 +163,7 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
     for r, x, differ in zip(reaped, packed, may_differ, strict=True):
         r = r.within(Axis("device", None, devices.parts(r, axes) if r.shards else None)) if differ else r
         found.append(replace(r.outside(origins), summed_over=frozenset(), shards=()))
-        rows.append(x if differ else x.alike() if isinstance(x, PerDevice) else x[0])
+        rows.append(x if differ else x.replicated() if isinstance(x, PerDevice) else x[0])
     return results, found, rows
 
 

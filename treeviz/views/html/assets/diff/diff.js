@@ -146,9 +146,9 @@ export function differingRuns(tree) {
   const { end, factCodes } = tree;
   return runsOf(tree).flatMap((members) => {
     /** @type {Record<string, number[]>} */
-    const alike = {};
-    for (const row of members) (alike[String(Array.from(factCodes.subarray(row, end[row]), (code) => tree.fact(code, "differs")))] ??= []).push(row);
-    return Object.values(alike);
+    const groups = {};
+    for (const row of members) (groups[String(Array.from(factCodes.subarray(row, end[row]), (code) => tree.fact(code, "differs")))] ??= []).push(row);
+    return Object.values(groups);
   });
 }
 

@@ -17,7 +17,7 @@ export class ColorScale {
     /** The levels of the first and the last color. */
     this.low = 0;
     this.high = 1;
-    /** The least and the greatest level among the cells that were looked at. */
+    /** The least and the greatest level among the cells that were read. */
     this.least = 0;
     this.most = 1;
   }
@@ -71,7 +71,7 @@ export class ColorScale {
     const at = (part) => levels[Math.round(part * (levels.length - 1))] ?? part;
     [this.least, this.most] = [at(0), at(1)];
     let reach = 1.5 * (at(0.75) - at(0.25));
-    if (reach < (this.most - this.least) / 1000) reach = Infinity; // most cells are alike: what differs needs the scale
+    if (reach < (this.most - this.least) / 1000) reach = Infinity; // most cells are nearly equal: the others need the scale
     this.low = Math.max(this.least, at(0.25) - reach);
     this.high = Math.min(this.most, at(0.75) + reach);
     if (this.isRelative && isLog) this.low = -(this.high = Math.max(Math.abs(this.low), Math.abs(this.high)));
