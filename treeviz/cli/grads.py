@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver
+from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, number
 from treeviz.cli.show import add_rows, is_list, recorded, shown, with_run_options
 from treeviz.tree.text import visible
 
@@ -21,12 +21,20 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("run_file", metavar="RUN", type=Path, help=written)
     parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="the tree to show or compare, if there are several")
+    parser.add_argument(
+        "--follow", action="store_true", help="show the run while it is written; piped: its new findings"
+    )
+    parser.add_argument("--total", metavar="N", type=number("steps"), help="with --follow: the steps of the whole run")
     add_rows(parser)
     add_outputs(parser)
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.follow:
+        from treeviz.cli.follow import run as follow
+
+        return follow(options)
     inspector = recorded(options.run_file)
     if options.other is None:
         return shown(with_run_options(inspector.render(options.tree), options), options, lambda: str(inspector))

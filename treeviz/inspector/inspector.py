@@ -509,7 +509,8 @@ class GradientInspector:
         """Write every step to a file from now on, so that a crash loses at most the steps of the last second.
 
         If the disk is full or the file is deleted, the run continues with its numbers in memory: one warning is logged,
-        the view shows what the file lacks, and writing is retried.
+        the view shows what the file lacks, and writing is retried. `treeviz grads FILE --follow` shows it in a terminal
+        while it is written.
 
         Returns:
           The path of the file, which `GradientInspector.load` can read at any time. A file of another run is not

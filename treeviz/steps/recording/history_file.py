@@ -31,6 +31,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 import time
@@ -89,25 +90,23 @@ def encode(n: int, step: int, record: Record | ScalarRow, inner: int = -1) -> by
     return data + _SUM.pack(zlib.crc32(data))
 
 
-def replay(history: History, journal: Path) -> None:
-    """Add the steps of this history's journal, until its end or a damaged record."""
-    with open(journal, "rb") as file:
-        n_left = os.fstat(file.fileno()).st_size
-        line = file.readline(200)
-        if line != first_line(history):
-            return
-        n_left -= len(line)
-        while (lengths := file.read(_LENGTHS.size)) and (record := _whole_record(file, lengths, n_left)):
-            n_left -= len(record)
-            try:
-                _add(history, record)
-            except Exception:  # the checksum is right but the content is not: a newer version, or crafted
-                n_left += len(record)
-                break
-    if n_left:
-        history.damage = (
-            f"The last {n_left:,} bytes of {visible(str(journal), 1000)} cannot be read: the steps in them are missing."
-        )
+def replay(history: History, file: BinaryIO, begin: int = 0) -> tuple[int, int]:
+    """Add the steps of this history's journal, from byte `begin` on, until its end or a damaged record.
+
+    Returns:
+      The position after the last step that was added, and the number of bytes after it; (0, 0) for another run.
+    """
+    n_bytes, line = os.fstat(file.fileno()).st_size, file.readline(200)
+    if line != first_line(history):
+        return 0, 0
+    position = file.seek(max(begin, len(line)))
+    while (lengths := file.read(_LENGTHS.size)) and (record := _whole_record(file, lengths, n_bytes - position)):
+        try:
+            _add(history, record)
+        except Exception:  # the checksum is right but the content is not: a newer version, or crafted
+            break
+        position += len(record)
+    return position, n_bytes - position
 
 
 def _whole_record(file, lengths: bytes, n_left: int) -> bytes:
@@ -153,6 +152,8 @@ def _checked_inner(inner: int) -> int:
 
 FORMAT, VERSION = "treeviz-history", 2
 _MOST_INNER = 1 << 31
+_MOST_NEXT = 100  # runs of one name that are looked for
+STOPPED_S = 5.0  # without a step, while another run of the name is written: then this one has stopped
 _ARRAYS = ("exact_steps", "exact", "bucket_steps", "buckets")
 _MOST_HEADER = 1 << 28  # bytes
 _MOST_ALWAYS = 1 << 27  # bytes that a small file may inflate to
@@ -237,20 +238,111 @@ class _NewArchive(zipfile.ZipFile):
 
 def load(path: str | os.PathLike) -> History:
     """Read a history that `save` or `keep` wrote. ValueError if it is none, is damaged, or has another version."""
-    path = Path(path)
-    with open(path, "rb") as file:
-        try:
-            history = _history_in(file)
-        except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
-            reason = visible(str(error), 300) or type(error).__name__
-            shown_path = visible(str(path), 1000)
-            raise ValueError(
-                f"load: {shown_path} is not a run that this version of treeviz can read: {reason}"
-            ) from error
-    journal = journal_of(path)
-    if journal.is_file():
-        replay(history, journal)
-    return history
+    followed = Followed(path)
+    followed.read(is_final=True)
+    assert followed.history is not None
+    return followed.history
+
+
+class Followed:
+    """A run in a file that another process may be writing.
+
+    Attributes:
+      path: The file. It changes if the run stops and another one begins in "run-2.treeviz", as `keep` names it.
+      history: What was read so far; None before the first time.
+      n_unread: The number of bytes at the end of the journal that are no step, or not yet.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        self.history: History | None = None
+        self.n_unread = 0
+        self._saved: tuple[int, ...] = ()  # identifies the content of the file that was read
+        self._journal: tuple[int, ...] = ()
+        self._end = 0  # of what was read in the journal
+        self._others = {self._next(n).name for n in range(1, _MOST_NEXT) if self._next(n).exists()}
+
+    def read(self, *, is_final: bool = False) -> bool:
+        """Add the steps that were written since the last call. Returns whether there are any.
+
+        Args:
+          is_final: Say in `history.damage` what cannot be read, since nobody will complete it.
+
+        Raises:
+          OSError: The file cannot be opened, or is not there yet.
+          ValueError: It is not a run, or is damaged; what was read before stays.
+        """
+        history, n_before = self.history, 0 if self.history is None else self.history.n_records
+        with open(self.path, "rb") as file:
+            if (saved := _content_of(file)) != self._saved:
+                history, self._end = _history_in_file(file, self.path), 0
+                self._saved = saved
+        assert history is not None
+        journal = journal_of(self.path)
+        if journal.is_file():  # a pipe would be waited for
+            with contextlib.suppress(FileNotFoundError), open(journal, "rb") as file:
+                status = os.fstat(file.fileno())
+                identity = status.st_dev, status.st_ino
+                begin = self._end if identity == self._journal and self._end <= status.st_size else 0
+                (self._end, self.n_unread), self._journal = replay(history, file, begin), identity
+            if self.n_unread and is_final:
+                where = visible(str(journal), 1000)
+                history.damage = (
+                    f"The last {self.n_unread:,} bytes of {where} cannot be read: the steps in them are missing."
+                )
+        is_new = history is not self.history or history.n_records > n_before
+        self.history = history
+        return is_new
+
+    @property
+    def written(self) -> float:
+        """When the file was last written, in seconds since 1970; 0.0 if it is not there."""
+        return max(map(_written, (self.path, journal_of(self.path))))
+
+    def move_on(self) -> bool:
+        """Follow a run that began in "run-2.treeviz" after this one stopped. Returns whether there is one.
+
+        A run that is started again with the same name is written there; see `keep`.
+        """
+        stopped = self.written
+        for n in range(1, _MOST_NEXT):
+            path = self._next(n)
+            if path.name not in self._others and _written(journal_of(path)) > stopped + STOPPED_S:
+                others = self._others | {self.path.name}
+                Followed.__init__(self, path)
+                self._others |= others
+                return True
+        return False
+
+    def _next(self, n: int) -> Path:
+        """The name of the n-th run that is kept under the name of this one."""
+        stem = re.sub(r"-\d+$", "", self.path.stem)
+        return _numbered(self.path.with_name(stem + self.path.suffix), n)
+
+
+def _content_of(file: BinaryIO) -> tuple[int, ...]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _written(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _numbered(path: Path, n: int) -> Path:
+    """ "run.treeviz", "run-2.treeviz", …"""
+    return path if n == 1 else path.with_name(f"{path.stem}-{n}{path.suffix}")
+
+
+def _history_in_file(file: BinaryIO, path: Path) -> History:
+    try:
+        return _history_in(file)
+    except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
+        reason = visible(str(error), 300) or type(error).__name__
+        shown_path = visible(str(path), 1000)
+        raise ValueError(f"load: {shown_path} is not a run that this version of treeviz can read: {reason}") from error
 
 
 def run_in(path: Path) -> str:
@@ -521,7 +613,7 @@ def _claim_file(history: History, path: Path) -> tuple[Path, bool]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for n in itertools.count(1):
-        file = path if n == 1 else path.with_name(f"{path.stem}-{n}{path.suffix}")
+        file = _numbered(path, n)
         if os.path.lexists(journal_of(file)) and not os.path.lexists(file):  # of another run, whose file was moved
             continue
         try:

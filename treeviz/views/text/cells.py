@@ -139,7 +139,6 @@ IN_EVERY_LINE = ("key", "type", "kind", "shape", "dtype")  # columns that every 
 _SIZES = ("elements", "zeros")  # counts that are dropped first, like sizes
 _N_BARS = 8
 _WORDS = re.compile(r"(?: [·-] [^·-]*|(?<=\]) [a-z ]+)$")  # of a type, which may be dropped: counts, "shape only"
-_N_CHARACTERS = 12  # of a sparkline
 _LABEL, _STATIC = 32, 500  # characters of a label in a narrow terminal, and of all static fields
 _N_PATH = 12  # keys of a path in a badge
 _N_INSIDE = 3
@@ -292,13 +291,13 @@ def columns_of_cells(
     return cells
 
 
-def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs) -> list[Cells]:
+def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs, n_characters: int) -> list[Cells]:
     """The last value and the sparkline of each row in the first series."""
     if not series:
         return []
     main, everything = series[0], np.arange(len(rows))
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
-    sparks = sparklines(main, rows, _N_CHARACTERS, bars=glyphs.heights[1:], bad=bad)
+    sparks = sparklines(main, rows, n_characters, bars=glyphs.heights[1:], bad=bad)
     title = glyphs.fit(cut(visible(main.title), _LABEL))
     return [
         _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything)._replace(name=main.name),

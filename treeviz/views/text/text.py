@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -337,6 +337,7 @@ _HEADLINE = 500  # characters of a part
 _ERROR = "error: "  # the start of a part that says what is wrong
 _TROUBLE, _TROUBLE_WANTS = 14, 30  # minimum and preferred width of details that report a problem; in between a fifth
 _SHORTEST_LINE = 4  # characters, with the line break
+_SPARKLINE = 12  # characters
 _UNLIMITED_KEY = 60  # without a limit, a longer key shifts the rest of its line
 
 
@@ -366,13 +367,13 @@ def text(
     """
     brief = in_brief(view, fold=fold)
 
-    def drawn(n_rows: int | None) -> str:
+    def of_rows(n_rows: int | None) -> str:
         return "\n".join(_drawn(view, brief, width, n_rows, color, glyphs))
 
     if budget is None:
-        return drawn(max_rows)
+        return of_rows(max_rows)
     most = min(len(brief.table), max_rows or len(brief.table), 1 + budget // _SHORTEST_LINE)
-    return longest_within(budget, most, drawn)
+    return longest_within(budget, most, of_rows)
 
 
 def lines(view: View, width: int | None = None) -> Iterator[str]:
@@ -384,16 +385,36 @@ def _drawn(
     whole: View, view: View, width: int | None, max_rows: int | None, color: bool, glyphs: Glyphs
 ) -> Iterator[str]:
     """The lines of a brief view, with the outliers of the whole view."""
-    table, series = view.table, view.series
-    truncated = first_rows(view, max_rows, view.depth)
+    head, rows, foot = drawn(view, first_rows(view, max_rows, view.depth), width, color, glyphs)
+    yield from head
+    for _, line in rows:
+        yield line
+    yield from foot()
+    if view.series:
+        yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
+
+
+class Drawn(NamedTuple):
+    """The lines of a view."""
+
+    head: list[str]  # the headline and the titles of the columns
+    rows: Iterator[tuple[int, str]]  # each with its row; a line such as "… 12 more" has that of its node
+    foot: Callable[[], Iterator[str]]  # after the rows: what did not fit into their lines
+
+
+def drawn(
+    view: View, truncated: Truncated, width: int | None, color: bool, glyphs: Glyphs, sparkline: int = _SPARKLINE
+) -> Drawn:
+    """The lines for some rows of a brief view, with sparklines of so many characters."""
+    table = view.table
     n_levels = MAX_LEVELS
     labels, key_widths = key_labels(table, truncated.rows, n_levels, glyphs)
     left_out = LeftOut(table, view.columns, truncated, glyphs.dots)
-    details = Details(table, truncated, left_out, series, glyphs)
+    details = Details(table, truncated, left_out, view.series, glyphs)
     columns = columns_of_cells(table, view.columns_without_last_value, truncated.rows, glyphs, width)
     cells = [
         type_cells(table, truncated.rows, glyphs),
-        *series_cells(series, truncated.rows, glyphs),
+        *series_cells(view.series, truncated.rows, glyphs, sparkline),
         *(bracketed(cell, glyphs) for cell in columns if any(text and not text.isspace() for text in cell.texts)),
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
@@ -407,37 +428,41 @@ def _drawn(
     titles = [" " * room.key, *[cell.title for cell in room.cells]]
     if any(map(str.strip, titles)):
         head.append(GAP.join(titles).rstrip())
-    is_error = False
-    for i, line in enumerate(head):
-        is_error |= line.startswith(_ERROR)  # it is the last part, in lines of its own; the titles follow
-        style = BOLD if i == 0 else RED if is_error and i < n_lines else DIM
-        yield f"{style}{line}{RESET}" if color else line
+    first_error = next((i for i, line in enumerate(head[:n_lines]) if line.startswith(_ERROR)), n_lines)
+    styles = [BOLD if i == 0 else RED if first_error <= i < n_lines else DIM for i in range(len(head))]
     is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist()
-    middles = _middles(room, is_leaf, color)
-    endings = details.texts(room.details, color)
-    for prefix, shown, is_row in guides(table, truncated, n_levels, glyphs):
-        if not is_row:
-            line = cut(prefix + left_out.text(shown), room.line, glyphs.dots)
-            yield f"{DIM}{line}{RESET}" if color else line
-            continue
-        label, blank = labels[shown], room.key - key_widths[shown]
-        if blank < 0 and width is not None:
-            others = [labels[sibling] for sibling in siblings[shown]]
-            label_room = max(min(4, display_width(label)), room.key - len(prefix))
-            prefix = prefix[max(0, len(prefix) - room.key + label_room) :]  # the end of a long guide
-            label = cut_inside(label, room.key - len(prefix), glyphs.dots, others)
-            blank = room.key - display_width(prefix + label)
-        if color:
-            prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
-            label = label if is_leaf[shown] else f"{BOLD}{label}{RESET}"
-        ending = endings[shown]
-        line = f"{prefix}{label}{' ' * blank}{next(middles)}{ending}"
-        yield line if ending else line.rstrip()
-    if view.footer:
-        yield f"{DIM}{view.footer}{RESET}" if color else cut(view.footer, room.line, glyphs.dots)
-    yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
-    if series:
-        yield from outlier_lines(whole.table, whole.series, glyphs, width=width, color=color)
+    numbers = truncated.rows.tolist()
+
+    def rows() -> Iterator[tuple[int, str]]:
+        middles = _middles(room, is_leaf, color)
+        endings = details.texts(room.details, color)
+        for prefix, shown, is_row in guides(table, truncated, n_levels, glyphs):
+            if not is_row:
+                line = cut(prefix + left_out.text(shown), room.line, glyphs.dots)
+                yield numbers[shown], f"{DIM}{line}{RESET}" if color else line
+                continue
+            label, blank = labels[shown], room.key - key_widths[shown]
+            if blank < 0 and width is not None:
+                others = [labels[sibling] for sibling in siblings[shown]]
+                label_room = max(min(4, display_width(label)), room.key - len(prefix))
+                prefix = prefix[max(0, len(prefix) - room.key + label_room) :]  # the end of a long guide
+                label = cut_inside(label, room.key - len(prefix), glyphs.dots, others)
+                blank = room.key - display_width(prefix + label)
+            if color:
+                prefix = f"{DIM}{prefix}{RESET}" if prefix else ""
+                label = label if is_leaf[shown] else f"{BOLD}{label}{RESET}"
+            ending = endings[shown]
+            line = f"{prefix}{label}{' ' * blank}{next(middles)}{ending}"
+            yield numbers[shown], line if ending else line.rstrip()
+
+    def foot() -> Iterator[str]:
+        if view.footer:
+            yield f"{DIM}{view.footer}{RESET}" if color else cut(view.footer, room.line, glyphs.dots)
+        yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
+
+    if color:
+        head = [f"{style}{line}{RESET}" for style, line in zip(styles, head, strict=True)]
+    return Drawn(head, rows(), foot)
 
 
 def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
