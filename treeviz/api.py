@@ -433,7 +433,8 @@ def overlay(
         "out_axes": axes must be in range; whether a result depends on a mapped argument is unknown.
         "shardings": each is a `PartitionSpec`, a sharding, or None (the compiler decides). The axes must exist in the
         mesh and divide those of the leaf. Shows the shape and the bytes per device, and which large leaves would be
-        replicated on every device, with the axes that could split them.
+        replicated on every device, with the axes that could split them. A checkpoint of Orbax, from `read`, stands for
+        the specs with which it was saved.
         "mask": True or False, or a function of the tree. None is a node without leaves, also for "labels".
         "labels": hashable values, or a function of the tree; the headline counts each label.
       mesh: The `Mesh` or `AbstractMesh` for `PartitionSpec`s.

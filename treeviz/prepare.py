@@ -29,7 +29,7 @@ from treeviz.tree.annotations import with_named_axes
 from treeviz.tree.describers import DISPLAY, WHOLE, Budget
 from treeviz.tree.facts import Column, Note
 from treeviz.tree.layers import Stacked, open_stacks, stacked_axes, stacks_in
-from treeviz.tree.stored import Stored
+from treeviz.tree.stored import Stored, with_metadata
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import class_name, counted, is_any, is_function, number_text, value_text
 
@@ -64,7 +64,7 @@ def scanned(
     integrations.load()
     tree, name = integrations.opened(tree, name)
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
-    table = with_named_axes(table, nodes)
+    table = with_metadata(with_named_axes(table, nodes), nodes)
     if stacked:
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
@@ -265,7 +265,7 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
 
 def _placement(table: TreeTable) -> tuple[str, ...]:
     """The columns that show the devices of the arrays; none if all arrays are on one device."""
-    shardings = [facts.sharding for facts in table.facts if facts.sharding is not None]
+    shardings = [facts.sharding for facts in table.facts if facts.sharding is not None and facts.kind != "stored"]
     n_devices = np.fmax.reduce(table.columns["devices"].values)  # the root has the most
     is_spread = n_devices > 1 or any(sharding.n_devices > 1 for sharding in shardings)
     memories = dict.fromkeys(sharding.memory for sharding in shardings if sharding.memory)

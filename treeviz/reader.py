@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -58,7 +59,7 @@ def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
         dtype = stored.dtype
         if has_shape and dtype.kind == "V" and dtype.itemsize == leaf.dtype.itemsize:  # the file has lost bfloat16
             dtype = np.dtype(leaf.dtype)
-        filled.append(Stored(stored.shape, dtype, stored.chunks_of, path_text, stored.nbytes, order=stored.order))
+        filled.append(replace(stored, dtype=dtype, name=path_text))
     n_more = sum(1 for _ in rest)
     if n_more:
         raise LoadError(f"{file} has {counted(n_more, 'array')} more than like=")
@@ -117,6 +118,10 @@ def read(path: str | os.PathLike[str], *, like: Any = None, follow_links: bool =
     Names such as "layers.0.w" or "layers/0/w" become nested dicts, and lists if the parts are numbers from 0. Takes
     about 10 µs per array, and reads no values. Pickles are never loaded, except those of PyTorch files, by PyTorch with
     `weights_only`. Links in a folder that lead out of it are refused, except to the blobs of a Hugging Face cache.
+
+    What a file says of itself, such as `__metadata__` of safetensors, the key-values of GGUF, or the step and the
+    `custom_metadata` of Orbax, is in the `.metadata` of its arrays; views show it in the row of its tree, and `diff`
+    compares it. The arrays of Orbax also know how they were sharded when they were saved: `.saved`.
 
     Args:
       path: A file, a folder, or "package.module:name".

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import mutated_files
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import treeviz
+from treeviz import cli
 from treeviz.explainer.explain import explanation
 from treeviz.integrations.orbax import random_keys_of
 from treeviz.reader import read
@@ -111,6 +113,39 @@ def test_values_that_the_files_of_a_checkpoint_cannot_hold_are_not_read(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_orbax_says_how_its_arrays_were_sharded_and_whether_that_fits_a_mesh(orbax, tmp_path, capsys):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+    specs = {"a": P("data", "model"), "b": P(("data", "model")), "c": P()}
+    arrays = {
+        name: jax.device_put(np.ones((8, 2), np.float32), jax.sharding.NamedSharding(mesh, spec))
+        for name, spec in specs.items()
+    }
+    orbax.PyTreeCheckpointer().save(tmp_path / "saved", {**arrays, "one": jnp.ones(3), "np": np.ones(2)})
+    assert cli.main(["show", str(tmp_path / "saved"), "--sharding"]) == 0
+    text = capsys.readouterr().out
+    assert "mesh 4×2 (data, model) on 8 devices when saved" in text
+    for shown in ("P('data', 'model')", "P(('data', 'model'))", "replicated ×8", "cpu:0"):
+        assert shown in text
+    tree = read(tmp_path / "saved")
+    rows = {row.label: row.facts.sharding for row in treeviz.walk(tree).leaves}
+    assert rows["np"] is None and all(
+        rows[name].shard_shape == x.sharding.shard_shape(x.shape) for name, x in arrays.items()
+    )
+    assert not treeviz.diff(tree, {**arrays, "one": jnp.ones(3), "np": np.ones(2)}).differences
+    other = jax.sharding.Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("data", "model"))
+    fits = [treeviz.overlay(tree, tree, use="shardings", mesh=each).differences for each in (mesh, other)]
+    assert not fits[0] and [each.path for each in fits[1]] == ["['a']", "['b']"]
+    orbax.PyTreeCheckpointer().save(
+        tmp_path / "other", {**arrays, "a": arrays["c"], "one": jnp.ones(3), "np": np.ones(2)}
+    )
+    found = treeviz.diff(tree, read(tmp_path / "other"), values=False).differences
+    assert [(each.path, each.kind) for each in found] == [("['a']", "sharding")]
+    for text in ("{", '{"YQ==": "7"}', '{"YQ==": 7}', '{"!": "{}"}', "[]"):
+        (tmp_path / "saved" / "_sharding").write_text(text)
+        assert treeviz.walk(read(tmp_path / "saved")).find("key:a")[0].facts.sharding is None
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path):
     with orbax.CheckpointManager(tmp_path / "run") as manager:
         for step in (1, 20):
@@ -133,7 +168,14 @@ def test_a_managers_folder_is_its_steps_and_each_step_its_items(orbax, tmp_path)
             title, *found = explanation(raised.value, limit_s=60).split("\n  ")
             assert title == "treeviz: the checkpoint does not match the target:" and found[: len(lines)] == lines
             del raised
+    about = tmp_path / "run" / "20" / "_CHECKPOINT_METADATA"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"custom_metadata": {"lr": 0.1}}))
     steps = read(tmp_path / "run")
+    table = treeviz.walk(steps)
+    one, twenty = (dict(row.facts.static) for row in table.find("key:1 | key:20") if row.depth == 1)
+    assert one["step"] == "1" and twenty["step"] == "20" and twenty["lr"] == "0.1" and one["saved"].endswith(" UTC")
+    found = [each.left for each in treeviz.diff(steps[1], steps[20]).differences if each.kind == "metadata"]
+    assert found == ["step = 1", "lr = none"]
     assert list(steps) == [1, 20] and steps[20]["meta"] == {"rate": 0.5}
     assert jax.tree.structure(steps[1]["state"]) == jax.tree.structure(MODEL)
     assert_holds(tmp_path / "run" / "20" / "state", MODEL)
@@ -262,6 +304,8 @@ def write_gguf(path: Path) -> dict:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)
     writer.add_array("tokenizer.ggml.tokens", ["a", "b"] * 50)
+    writer.add_float32("llama.eps", 1e-5)
+    writer.add_array("few", [1, 2])
     writer.add_tensor("blk.0.attn_q.weight", q8, raw_dtype=kinds.Q8_0)
     writer.add_tensor("blk.1.attn_q.weight", q4, raw_dtype=kinds.Q4_K)
     writer.add_tensor("output_norm.weight", w[0].astype(np.float16))
@@ -281,6 +325,10 @@ def test_a_gguf_file_says_how_it_packs_its_numbers_and_gives_what_they_stand_for
     (q4,) = treeviz.render(found).find("blk/1/**/weight")
     assert (q4.dtype, q4.shape, q4["bytes"], q4["elements"]) == ("Q4_K", (8, 512), 8 * 2 * 144, 4096)
     assert q4.facts.text == "blocks of 256 in 144 bytes"
+    about = dict(treeviz.walk(found)[0].facts.static)
+    tokens = about.pop("tokenizer.ggml.tokens")
+    assert about == {"general.architecture": "'llama'", "llama.block_count": "2", "llama.eps": "1e-05", "few": "[1, 2]"}
+    assert tokens.startswith("100 values, CRC-32 ")
     kinds = [(each.kind, each.left, each.right) for each in treeviz.diff(found, tree).differences]
     assert kinds == [("dtype", "Q8_0", "float32"), ("dtype", "Q4_K", "float32")]
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from treeviz.tree.facts import INSERTION, KINDS, SCALARS, Column, Facts
 from treeviz.tree.leaves import id_text
 from treeviz.tree.table import TreeTable
-from treeviz.tree.text import bytes_text, count_text, guarded, number_text, percent_text
+from treeviz.tree.text import bytes_text, count_text, counted, guarded, number_text, percent_text
 
 
 def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
@@ -149,6 +150,7 @@ def sharding_text(facts: Facts, mesh: str = "") -> str:
 
 # Sizes: leaves, elements and bytes of every subtree, and a headline for the tree
 
+_LONGEST_METADATA = 70  # characters of the headline
 _INEXACT = re.compile("b?float|bf|complex")
 
 
@@ -215,7 +217,18 @@ def headline(table: TreeTable) -> tuple[str, ...]:
             counts.append(total(n_keys[table.fact_codes], "key", "keys"))
         parts += [", ".join(counts)] if counts else []
         parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
-    return tuple(parts)
+    return (*parts, *_metadata(table))
+
+
+def _metadata(table: TreeTable) -> list[str]:
+    """The first entries of what the file of the whole tree says of itself."""
+    root = table.facts[table.fact_codes[0]]
+    if root.kind not in ("dict", "list") or not root.static:
+        return []
+    texts = [f"{name}={value}" for name, value in root.static]
+    n = sum(length <= _LONGEST_METADATA for length in accumulate(len(text) + 2 for text in texts))
+    more = f"… {counted(len(texts) - n, 'entry', 'entries')} of metadata{' more' if n else ''}"
+    return [", ".join([*texts[:n], *([more] if n < len(texts) else [])])]
 
 
 def _variables(table: TreeTable) -> dict[str, np.ndarray]:
@@ -292,7 +305,7 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
     for code, facts in enumerate(table.facts):
         if facts.kind == "deleted" or not facts.is_leaf or not (facts.bytes or facts.sharding):
             continue
-        sharding = facts.sharding
+        sharding = None if facts.kind == "stored" else facts.sharding  # a file is on no device
         devices, n_bytes = ("", frozenset((1,))), facts.bytes
         if sharding is None or len(sharding.shard_shape) != len(facts.shape or ()):
             name = HOST if sharding is None and facts.kind in ("numpy", "scalar") else NOWHERE

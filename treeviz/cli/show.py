@@ -62,6 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="read the values: mean, std, zeros, NaN, a histogram …")
     stacked = "arrays with all layers along their first axis, for example 'layers/*': show a row for each layer"
     parser.add_argument("--stacked", metavar="GLOB", action="append", default=[], help=f"{stacked}; repeatable")
+    parser.add_argument("--sharding", action="store_true", help="how each array is sharded, in a checkpoint when saved")
     parser.add_argument("--whole", action="store_true", help="read the whole tree, however long that takes")
     add_outputs(parser)
 
@@ -107,6 +108,8 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     from treeviz.views.tree_view import TreeView
 
     # A query or column of values needs the statistics.
+    if options.sharding:
+        options.columns = f"{options.columns or 'bytes'},sharding"
     columns = None if options.columns is None else options.columns.split(",")
     options.stats |= options.find is not None and needs_values(options.find)
     options.stats |= not {*VALUE_STATISTICS}.isdisjoint([*(columns or ()), options.sort])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 
 from treeviz.integrations import not_installed
 from treeviz.tree.files.entries import At, n_bytes_of, state_of
-from treeviz.tree.stored import CHUNK, Stored
+from treeviz.tree.stored import CHUNK, Stored, Verbatim, metadata_of
 from treeviz.tree.text import visible
 
 _MOST_TENSORS = 1_000_000
@@ -26,8 +27,14 @@ _MOST_VALUES = 1_500_000  # in the metadata; most are words of a vocabulary
 _LONGEST_NAME = 10_000  # bytes
 _MOST_AXES = 8
 _AT_ONCE = 4096  # bytes
+_MOST_KEPT = 10_000  # values of the metadata
 _SIZES = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value in the header, by its type
-_UINT32, _TEXT, _ARRAY = 4, 8, 9
+_FORMS = "BbHhIif?  Qqd"  # of `struct`
+_TEXT, _ARRAY = 8, 9
+_CUT = "it is cut: its header goes on"
+_FEW = 16  # values of an array in the metadata that are shown
+_MOST_SUMMED = 64 << 20  # bytes of a value with a checksum
+_PIECE = 1 << 20  # bytes of one read
 _PLAIN: dict[str, Any] = {
     "F32": np.float32,
     "F16": np.float16,
@@ -47,8 +54,9 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
     except ImportError as error:
         raise not_installed(error, "gguf") from error
     with open(path, "rb") as file:
-        size, state = os.fstat(file.fileno()).st_size, state_of(file)
-        tensors, start = _Header(file).tensors()
+        size, state, header = os.fstat(file.fileno()).st_size, state_of(file), _Header(file)
+        tensors, start = header.tensors()
+        metadata = metadata_of(header.metadata)
     ranges: list[tuple[int, int, str]] = []
     known: dict[tuple[tuple[int, ...], int], _Kind] = {}  # the arrays of a model have few shapes
     for name, shape, code, offset in tensors:
@@ -59,7 +67,8 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
         ranges.append((offset, offset + kind.n_bytes, name))
         at = At(path, start + offset, state)
         chunks = at if kind.blocks is None else _Blocks(at, kind.blocks)
-        yield name, Stored(kind.shape, kind.dtype, chunks, name, kind.n_bytes, kind.stored_as, kind.text)
+        facts = kind.n_bytes, kind.stored_as, kind.text
+        yield name, Stored(kind.shape, kind.dtype, chunks, name, *facts, metadata=metadata)
     _check_ranges(ranges, size - start)
 
 
@@ -119,12 +128,14 @@ def _check_ranges(ranges: list[tuple[int, int, str]], n_data: int) -> None:
 
 
 class _Header:
-    """Reads the header. Of the metadata, only the alignment is kept."""
+    """Reads the header. Of a long value in `metadata`, only the length and a checksum are kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._size = os.fstat(file.fileno()).st_size
         self._n_values = 0
+        self._checksum = 0
+        self.metadata: dict[str, Any] = {}
 
     def tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
         """The name, shape, type and offset of each tensor; and the position of the first value."""
@@ -135,15 +146,14 @@ class _Header:
         n_tensors, n_values = self._number("<Q"), self._number("<Q")
         if n_tensors > _MOST_TENSORS:
             raise ValueError(f"it would have {n_tensors:,} tensors")
-        alignment = 32
         for _ in range(n_values):  # a damaged count ends at the end of the file
-            key, kind = self._text(), self._number("<I")
-            if key == "general.alignment" and kind == _UINT32:
-                alignment = self._number("<I")
-            else:
-                self._skip_value(kind)
-        if not 0 < alignment <= 1 << 20:
-            raise ValueError(f"its alignment is {alignment:,}")
+            key = self._text()
+            value = self._value(self._number("<I"))
+            if len(self.metadata) < _MOST_KEPT:
+                self.metadata[key] = value
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+            raise ValueError(f"its alignment is {visible(str(alignment))}")
         tensors = []
         for _ in range(n_tensors):
             name, n_axes = self._text(), self._number("<I")
@@ -153,21 +163,30 @@ class _Header:
             tensors.append((name, tuple(axes[::-1]), kind, offset))
         return tensors, math.ceil(self._file.tell() / alignment) * alignment
 
-    def _skip_value(self, kind: int, level: int = 0) -> None:
+    def _value(self, kind: int, level: int = 0) -> Any:
+        """A value of the metadata; of a long one its length and a checksum."""
         self._n_values += 1
         if self._n_values > _MOST_VALUES:
             raise ValueError(f"its metadata has more than {_MOST_VALUES:,} values")
+        if not level:
+            self._checksum = 0
         if kind == _TEXT:
-            self._skip(self._number("<Q"))
-        elif kind == _ARRAY and level < 4:
-            item_kind, n_items = self._number("<I"), self._number("<Q")
-            if item_kind in (_TEXT, _ARRAY):
-                for _ in range(n_items):
-                    self._skip_value(item_kind, level + 1)
-            else:
-                self._skip(n_items * self._size_of(item_kind))
+            n = self._number("<Q")
+            text = self._taken(n)
+            return self._summary(n, "bytes") if text is None else text.decode("utf-8", "backslashreplace")
+        if kind != _ARRAY or level >= 4:
+            (number,) = struct.unpack(f"<{_FORMS[kind]}", self._taken(self._size_of(kind)) or b"")
+            return float(str(np.float32(number))) if _FORMS[kind] == "f" else number  # 1e-05, not 9.999999747378752e-06
+        kind, n = self._number("<I"), self._number("<Q")
+        if kind in (_TEXT, _ARRAY):
+            first = [value for i in range(n) for value in [self._value(kind, level + 1)] if i < _FEW]
         else:
-            self._skip(self._size_of(kind))
+            numbers = self._taken(n * self._size_of(kind))
+            first = [] if numbers is None or n > _FEW else [*struct.unpack(f"<{n}{_FORMS[kind]}", numbers)]
+        return self._summary(n, "values") if n > _FEW else first
+
+    def _summary(self, n: int, unit: str) -> Verbatim:
+        return Verbatim(f"{n:,} {unit}, CRC-32 {self._checksum:08x}")
 
     def _size_of(self, kind: int) -> int:
         if kind >= len(_SIZES) or not _SIZES[kind]:
@@ -186,14 +205,25 @@ class _Header:
     def _read(self, n: int) -> bytes:
         data = self._file.read(n)
         if len(data) < n:
-            raise ValueError("it is cut: its header goes on")
+            raise ValueError(_CUT)
         return data
 
-    def _skip(self, n: int) -> None:
-        if n <= _AT_ONCE:  # `tell` and `seek` would ask the system, which takes ten times as long
-            self._read(n)
-            return
+    def _taken(self, n: int) -> bytes | None:
+        """The next bytes; None if they are many. They change the checksum, unless they would take long to read."""
+        if n <= _AT_ONCE:  # `tell` would ask the system, which takes ten times as long
+            data = self._read(n)
+            self._checksum = zlib.crc32(data, self._checksum)
+            return data
         position = self._file.tell()
         if n > self._size - position:
             raise ValueError(f"it is cut: {n:,} more bytes were to come, and {self._size - position:,} are there")
-        self._file.seek(n, os.SEEK_CUR)
+        if n > _MOST_SUMMED:
+            self._file.seek(n, os.SEEK_CUR)
+            return None
+        buffer = memoryview(bytearray(min(n, _PIECE)))
+        while n:
+            n_read = self._file.readinto(buffer[: min(n, _PIECE)])  # type: ignore[attr-defined]
+            if not n_read:
+                raise ValueError(_CUT)
+            self._checksum, n = zlib.crc32(buffer[:n_read], self._checksum), n - n_read
+        return None

@@ -5,9 +5,11 @@ Orbax itself would open each array to get its shape.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import math
+import operator
 import os
 import re
 import sys
@@ -36,8 +38,8 @@ from treeviz.tree.files.entries import (
     read_bounded,
     roots,
 )
-from treeviz.tree.stored import CHUNK, Stored
-from treeviz.tree.text import class_name, visible
+from treeviz.tree.stored import CHUNK, Saved, Stored, Verbatim, metadata_of, stamp
+from treeviz.tree.text import class_name, guarded, visible
 
 # Arrays written by TensorStore: in folders or in one database.
 
@@ -246,13 +248,16 @@ class Entry(NamedTuple):
         return ".".join(key for key, _ in self.keys)
 
 
-def entries_of(text: bytes) -> Iterator[Entry]:
-    """The metadata of each leaf. Read one by one, since the dicts of 100,000 leaves would need 200 MB."""
+def entries_of(text: bytes, others: dict[str, Any]) -> Iterator[Entry]:
+    """The metadata of each leaf. Read one by one, since the dicts of 100,000 leaves would need 200 MB.
+
+    What else the text says goes into `others`.
+    """
     check_size_of_json(text)
     json_text = text.decode("utf-8")
     del text
     interned: dict[tuple[str, int], tuple[str, int]] = {}  # one object for equal keys
-    for entry in _values_of(json_text, "tree_metadata", _DICT):
+    for entry in _values_of(json_text, "tree_metadata", _DICT, others):
         keys = [(str(key["key"]), int(key["key_type"])) for key in entry["key_metadata"]]
         if len(keys) > _MOST_LEVELS:
             raise ValueError(f"its tree has more than {_MOST_LEVELS} levels")
@@ -265,20 +270,21 @@ def random_keys_of(text: bytes) -> Iterator[tuple[str, str]]:
     if b'"random_key_impl"' not in text:
         return
     check_size_of_json(text)
-    for entry in _values_of(text.decode("utf-8"), "array_metadatas", _LIST):
+    for entry in _values_of(text.decode("utf-8"), "array_metadatas", _LIST, {}):
         array_metadata = entry["array_metadata"]
         if kind := (array_metadata["ext_metadata"] or {}).get("random_key_impl"):
             yield str(array_metadata["param_name"]), str(kind)
 
 
-def _values_of(text: str, name: str, form: _JsonForm) -> Iterator[Any]:
-    """Yields the values of the container with this name, which is the only or the first entry of the JSON."""
+def _values_of(text: str, name: str, form: _JsonForm, others: dict[str, Any]) -> Iterator[Any]:
+    """Yields the values of the container with this name, the only or the first entry of the JSON; adds the others."""
     match = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*').match(text)
     if match is None:  # Orbax writes it first
         metadata = parse_json(text.encode(), None)
         if not isinstance(metadata, dict) or not isinstance(metadata.get(name), form.type):
             raise ValueError(f"it has no {name}")
-        values = metadata[name]
+        others.update(metadata)
+        values = others.pop(name)
         yield from values.values() if isinstance(values, dict) else values
         return
     decode, position, before = json.JSONDecoder().raw_decode, match.end(), '{"":'
@@ -286,7 +292,7 @@ def _values_of(text: str, name: str, form: _JsonForm) -> Iterator[Any]:
         value, position = decode(text, match.end())
         yield value
         before = form.before
-    parse_json((before + text[position:]).encode(), None)
+    others.update(parse_json((before + text[position:]).encode(), None))
 
 
 def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
@@ -378,7 +384,6 @@ def _placeholder_name(node: Any) -> str | None:
 
 
 _MOST_JSON = 100_000_000  # bytes
-_ALL_CHUNKS = re.compile(rb'"store_array_data_equal_to_fill_value"\s*:\s*true')
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _ALONE = ("default", "state", "pytree")  # items that may be the whole checkpoint; the last two in version 1 only
@@ -405,11 +410,29 @@ def read_orbax(folder: Path) -> Any:
     """The tree; for a step with several items, a dict of them; for a folder of steps, a dict by step number."""
     if _UNFINISHED in folder.name:
         raise _unfinished(folder)
-    handlers = None  # Orbax' name of the handler class that wrote the folder, or a dict of these names by item
+    metadata: Any = {}
     if (path := folder / "_CHECKPOINT_METADATA").is_file():  # Orbax also restores without it
         with contextlib.suppress(ValueError):
             metadata = parse_json(read_bounded(path, _MOST_JSON), None)
-            handlers = metadata.get("item_handlers") if isinstance(metadata, dict) else None
+    metadata = metadata if isinstance(metadata, dict) else {}
+    tree = _read_step(folder, metadata.get("item_handlers"))
+    if metadata:
+        stamp(jax.tree.leaves(tree), metadata_of(_about_step(folder, metadata)))
+    return tree
+
+
+def _about_step(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of itself: its step, when it was written, metrics and the user's own entries."""
+    step, at, custom = (_STEP.fullmatch(folder.name), *map(metadata.get, ("commit_timestamp_nsecs", "custom_metadata")))
+    about: dict[str, Any] = {"step": int(step[1])} if step is not None else {}
+    if type(at) is int and 0 < at < 1 << 63:
+        about["saved"] = Verbatim(f"{np.datetime64(at, 'ns').astype('datetime64[s]')} UTC")
+    about |= {"metrics": metrics} if (metrics := metadata.get("metrics")) else {}
+    return about | (custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {})
+
+
+def _read_step(folder: Path, handlers: Any) -> Any:
+    """The contents; `handlers` is Orbax' name of the class that wrote the folder, or a dict of these names by item."""
     if _is_tree(folder):
         return _read_item(folder, handlers)
     names = folders(folder)
@@ -487,8 +510,9 @@ def _read_tree(folder: Path) -> Any:
         keys = _random_keys(folder)  # first, since reading them needs memory
         with naming(folder / "_METADATA") as path:
             text = [read_bounded(path, _MOST_JSON)]  # popped, so that it can be freed
-            headers.has_all_chunks = _ALL_CHUNKS.search(text[0]) is not None
-            entries = [*entries_of(text.pop())]
+            others: dict[str, Any] = {}
+            entries = [*entries_of(text.pop(), others)]
+            headers.has_all_chunks = others.get("store_array_data_equal_to_fill_value") is True
         texts: Any = {}
         if any(entry.kind == "string" for entry in entries) and (folder / "_strings.json").is_file():
             texts = parse_json(read_bounded(folder / "_strings.json", _MOST_JSON))
@@ -501,6 +525,11 @@ def _read_tree(folder: Path) -> Any:
         for name, text in keys.items():
             if name in arrays:
                 arrays[name] = replace(arrays[name], text=text)
+        for name, saved in _saved(folder):
+            if type(array := arrays.get(name)) is Stored:
+                array.saved = saved
+        if custom := others.get("custom_metadata"):
+            stamp(arrays.values(), metadata_of(custom))
         leaves = {entry.keys: _leaf(entry, arrays, texts) for entry in entries}
         if len(leaves) < len(entries):
             raise ValueError("its metadata has a name twice")
@@ -520,6 +549,36 @@ def _random_keys(folder: Path) -> dict[str, str]:
             for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
                 texts[name] = f"the data of a PRNG key, {visible(kind, 50)}"
     return texts
+
+
+def _saved(folder: Path) -> Iterator[tuple[str, Saved]]:
+    """The names of arrays and how they were sharded when they were saved; Orbax also restores without this file."""
+    if (path := folder / "_sharding").is_file():
+        with contextlib.suppress(ValueError, AttributeError):
+            for name, text in parse_json(read_bounded(path, _MOST_JSON)).items():
+                if (saved := _sharding_of(text)) is not None:
+                    yield base64.b64decode(name).decode(), saved
+
+
+@lru_cache(maxsize=1000)  # a model has few distinct shardings
+def _sharding_of(text: str) -> Saved | None:
+    """How an array was sharded, from Orbax' JSON; None if it does not say so, or is damaged."""
+
+    def read() -> Saved | None:
+        about = parse_json(text.encode())
+        if about["sharding_type"] == "SingleDeviceSharding":
+            return Saved(device=visible(about["device_str"]))
+        if about["sharding_type"] != "NamedSharding" or len(about["shape"]) != len(about["axis_names"]):
+            return None
+        axes = [
+            None if axis is None else axis if type(axis) is str else tuple(map(str, axis))
+            for axis in about["partition_spec"]
+        ]
+        mesh = tuple(zip(map(visible, about["axis_names"]), map(operator.index, about["shape"]), strict=True))
+        memory = "pinned_host" if about.get("memory_kind") == "pinned_host" else ""
+        return Saved(tuple(axes), mesh, memory=memory) if all(n > 0 for _, n in mesh) else None
+
+    return guarded(read, lambda _: None)
 
 
 def _leaf(entry: Entry, arrays: dict[str, Any], texts: dict[str, Any]) -> Any:

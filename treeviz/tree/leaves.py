@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
+import operator
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -19,12 +20,13 @@ from treeviz.tree.keys import MISSING, is_interned, stored_attribute
 from treeviz.tree.opaque import captured, describe_function
 from treeviz.tree.runtime import jax_is_imported
 from treeviz.tree.static import StaticFields
-from treeviz.tree.stored import Stored
+from treeviz.tree.stored import Saved, Stored
 from treeviz.tree.text import (
     VALUE_LIMIT,
     aval_text,
     class_attribute,
     class_name,
+    counted,
     dimensions,
     guarded,
     has_base,
@@ -108,6 +110,27 @@ def _describe(sharding: Any) -> Sharding | None:
         memory=_memory(sharding, devices),
         platform=visible(platform),
         device_ids=ids,
+    )
+
+
+def _saved_sharding(saved: Saved, shape: tuple[int, ...]) -> Sharding:
+    """The facts of an array in a checkpoint about the devices that it was on."""
+    sizes: dict[str | None, int] = dict(saved.mesh)
+    split = (axes if isinstance(axes, tuple) else (axes,) for axes in saved.spec)
+    n_parts = [math.prod(sizes.get(name, 1) for name in axes) for axes in split]
+    n_parts += [1] * (len(shape) - len(n_parts))
+    is_even = len(n_parts) == len(shape) and not any(map(operator.mod, shape, n_parts))
+    n_devices = math.prod(sizes.values())
+    axes = ", ".join(f"{name}={size}" for name, size in saved.mesh)
+    return Sharding(
+        text=saved.device or visible(f"P({', '.join(map(value_text, saved.spec))})"),
+        n_devices=n_devices,
+        shard_shape=tuple(map(operator.floordiv, shape, n_parts)) if is_even else (),
+        replicated=n_devices > 1 and math.prod(n_parts) == 1,
+        committed=None,
+        addressable=True,
+        devices=saved.device or visible(f"{counted(n_devices, 'device')} when saved ({axes})"),
+        memory=saved.memory,
     )
 
 
@@ -392,7 +415,7 @@ class FactTable:
         return self._remember(cache_key, facts)
 
     def stored(self, leaf: Stored) -> int:
-        cache_key = (Stored, leaf.shape, leaf.dtype, leaf.nbytes, leaf.stored_as, leaf.text)
+        cache_key = (Stored, leaf.shape, leaf.dtype, leaf.nbytes, leaf.stored_as, leaf.text, leaf.saved)
         code = self._codes.get(cache_key)
         if code is not None:
             return code
@@ -402,7 +425,10 @@ class FactTable:
         if leaf.dtype.kind == "V" and leaf.dtype.names is None and not is_known:
             text += " (NumPy writes bfloat16 and float8 like this)"
         aval = (leaf.size if is_known else 0, leaf.nbytes, leaf.shape, dtype)
-        return self._remember(cache_key, Facts("stored", "Stored", True, 1, *aval, text=visible(text)))
+        sharding = None if leaf.saved is None else _saved_sharding(leaf.saved, leaf.shape)
+        return self._remember(
+            cache_key, Facts("stored", "Stored", True, 1, *aval, text=visible(text), sharding=sharding)
+        )
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import IO, Any
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from treeviz.tree.text import error_text, guarded, printable, visible
+
+if TYPE_CHECKING:
+    from treeviz.tree.table import TreeTable
 
 CHUNK = 1 << 20  # bytes
 on_read: list[Callable[[int], object]] = []  # called with the number of bytes of every chunk that is read
@@ -16,6 +23,18 @@ on_read: list[Callable[[int], object]] = []  # called with the number of bytes o
 
 class Refused(ValueError):
     """Values that treeviz does not read, though the file is whole; the message says why."""
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Saved(NamedTuple):
+    """How an array was placed when it was saved."""
+
+    spec: tuple[str | tuple[str, ...] | None, ...] = ()  # the axes of the mesh that split each axis of the array
+    mesh: tuple[tuple[str, int], ...] = ()  # the axes and their sizes
+    device: str = ""  # "cpu:0", if it was on one device
+    memory: str = ""
 
 
 @dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
@@ -31,6 +50,8 @@ class Stored:
       text: Details of the format: "256 numbers in 144 bytes".
       chunks_of: Reads the values; see `chunks`.
       order: "C", or "F" if the first axis changes fastest in the file.
+      metadata: What the file says of itself: names and bounded texts. The arrays of a file share them.
+      saved: How the array was sharded when it was saved, if the file says so.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +62,8 @@ class Stored:
     stored_as: str = ""
     text: str = ""
     order: str = "C"
+    metadata: Metadata = ()
+    saved: Saved | None = None
 
     def __repr__(self) -> str:
         sizes = ",".join(map(str, self.shape))
@@ -132,3 +155,78 @@ def chunks_from(open_values: Callable[[], AbstractContextManager[IO[bytes]]], st
             n_left -= len(data)
             yield np.frombuffer(data, dtype)
         file.read(1)  # reaching the end makes an archive compare the checksum
+
+
+# What a file says of itself: `__metadata__` of safetensors, the key-values of GGUF, `custom_metadata` of Orbax
+
+_MOST_PAIRS = 100
+_LONGEST, _START = 100, 60  # characters of a value, and of the start of a longer one
+
+
+class Verbatim(str):
+    """A text in metadata that is shown without quotes."""
+
+    __repr__ = str.__str__
+
+
+def metadata_of(values: Any) -> Metadata:
+    """The metadata of a file as printable texts: bounded, and equal exactly if the values are.
+
+    The text of a long value is its start and a checksum.
+    """
+    items = [*(values if isinstance(values, Mapping) else {"metadata": values}).items()]
+    rest = {"…": Verbatim(f"{len(items) - _MOST_PAIRS:,} more, {_checksum(repr(items))}")}
+    shown = [*items[:_MOST_PAIRS], *(rest.items() if len(items) > _MOST_PAIRS else ())]
+    return tuple((visible(str(name)), _text_of(value)) for name, value in shown)
+
+
+def _text_of(value: Any) -> str:
+    text = printable(guarded(lambda: repr(value), error_text))
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_START]}… ({len(text):,} characters, {_checksum(text)})"
+
+
+def _checksum(text: str) -> str:
+    return f"CRC-32 {zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def stamp(arrays: Iterable[Any], metadata: Metadata) -> None:
+    """Give arrays the metadata of their file, after what they have of their own."""
+    known: dict[int, Metadata] = {}  # so that they share one object
+    for array in arrays:
+        if metadata and type(array) is Stored:
+            own = array.metadata
+            array.metadata = known.setdefault(id(own), (*own, *metadata))
+
+
+def with_metadata(table: TreeTable, nodes: Sequence[Any]) -> TreeTable:
+    """The table with what each file says of itself, in the highest row that has only arrays of this file."""
+    if all(facts.kind != "stored" for facts in table.facts):
+        return table
+    is_array = [facts.is_leaf and facts.shape is not None and facts.kind != "scalar" for facts in table.facts]
+    by_id: dict[int, int] = {}
+    groups: dict[Metadata, int] = {(): 0}
+    owner = np.full(len(table), -1)
+    for row in np.flatnonzero(np.array(is_array)[table.fact_codes]).tolist():
+        metadata = nodes[row].metadata if type(nodes[row]) is Stored else ()
+        if id(metadata) not in by_id:
+            by_id[id(metadata)] = groups.setdefault(metadata, len(groups))
+        owner[row] = by_id[id(metadata)]
+    at: dict[int, list[Metadata]] = {}
+    for metadata, group in [*groups.items()][1 : 1 + _MOST_PAIRS]:
+        row, *_ = own_rows = np.flatnonzero(owner == group).tolist()
+        n_others = np.append(0, np.cumsum((owner >= 0) & (owner != group)))
+        while (above := int(table.parent[row])) >= 0:
+            if table.end[row] > own_rows[-1] and n_others[above] < n_others[table.end[above]]:
+                break  # it has all of them, and the node above has others
+            row = above
+        at.setdefault(row, []).append(metadata)
+    if not at:
+        return table
+    codes, facts = table.fact_codes.copy(), [*table.facts]
+    for row, found in at.items():
+        own = facts[codes[row]]
+        codes[row] = len(facts)
+        facts.append(own._replace(static=tuple(dict.fromkeys(chain(own.static, *found)))))
+    return replace(table, fact_codes=codes, facts=tuple(facts))

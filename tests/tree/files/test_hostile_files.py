@@ -136,6 +136,49 @@ def test_a_broken_file_is_one_line_and_status_2(tmp_path, capsys, name, flags):
     assert output.err.count("\n") == 1 and output.out == ""
 
 
+def safetensors_of(path: Path, about: object, is_first: bool = True) -> Path:
+    header = {"a.w": tensor(0, 1), "b.w": tensor(1, 2)}
+    header = {"__metadata__": about, **header} if is_first else {**header, "__metadata__": about}
+    path.write_bytes(safetensors(header, b"12"))
+    return path
+
+
+def test_what_a_file_says_of_itself_is_in_the_row_of_its_tree_and_compared(tmp_path, capsys):
+    tags = {"tag": list(range(2_000))}
+    about = {"format": "pt", "tags": json.dumps(tags), "\x1b[31m\u202e": "\x00\n"}
+    path = safetensors_of(tmp_path / "a.safetensors", about)
+    other = safetensors_of(tmp_path / "b.safetensors", {**about, "tags": json.dumps(tags)[:-3]}, is_first=False)
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes(safetensors({"a.w": tensor(0, 1), "b.w": tensor(1, 2)}, b"12"))
+    tree = read(path)
+    root = treeviz.walk(tree)[0]
+    (_, form), (name, text), evil = root.facts.static
+    assert (form, name, evil) == ("'pt'", "tags", ("\\x1b[31m\\u202e", "'\\x00\\n'"))
+    assert text.startswith('\'{"tag": [0, 1, 2') and " characters, CRC-32 " in text and len(text) < 120
+    assert "format='pt', … 2 entries of metadata more" in root.table.headline
+    assert [row.keystr for row in treeviz.walk({"x": tree, "y": ONES}) if row.facts.static] == ["['x']"]
+    found = treeviz.diff(tree, read(other)).differences
+    assert [(each.path, each.kind) for each in found] == [("", "metadata")] and found[0].left.startswith("tags = ")
+    for same in (read(path), read(bare), {"a": {"w": np.array([49], "u1")}, "b": {"w": np.array([50], "u1")}}):
+        assert not treeviz.diff(tree, same).differences
+    assert cli.main(["diff", str(path), str(other), "--only-values"]) == 0
+    assert cli.main(["diff", str(path), str(other)]) == 1 and "\x1b" not in capsys.readouterr().out
+    np.save(tmp_path / "m.npy", ONES)
+    for line, shown in ((b'{"width": 64}\n', ("width", "64")), (b"{not JSON\n", ("header", "b'{not JSON\\n'"))):
+        (tmp_path / "m.eqx").write_bytes(line + npy(ONES))
+        assert treeviz.walk(read(tmp_path / "m.eqx"))[0].facts.static == (shown,)
+
+
+@pytest.mark.parametrize(
+    "about", [{str(i): "x" for i in range(10**5)}, {"a": "\udcff" * 10**6}, ["x"] * 10**5, 7], ids=range(4)
+)
+def test_metadata_of_any_size_or_kind_takes_a_few_kilobytes(tmp_path, about):
+    root = treeviz.walk(read(safetensors_of(tmp_path / "m.safetensors", about)))[0]
+    static = root.facts.static
+    assert 0 < len(static) <= 101 and sum(len(name) + len(text) for name, text in static) < 5_000
+    assert all(text.isprintable() for pair in static for text in pair)
+
+
 def test_a_compressed_header_of_many_bytes_is_not_read(tmp_path):
     path = tmp_path / "bomb.npz"
     path.write_bytes(npz({"w.npy": b"\x93NUMPY\x02\x00" + struct.pack("<I", 16 * MB) + b" " * 16 * MB}))

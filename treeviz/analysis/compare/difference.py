@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from treeviz.tree.runtime import computed_once
 
 Kind = Literal[
-    "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static",
+    "error", "type", "none", "leaf", "length", "missing", "extra", "order", "static", "metadata",
     "python type", "shape", "dtype", "weak type", "sharding", "deleted", "NaN", "value", "spec", "axis", "size",
     "argument", "setting",
 ]  # fmt: skip
@@ -26,6 +26,7 @@ MEANINGS: dict[str, str] = {  # the greatest first
     "extra": "only in the other tree",
     "order": "the same keys in another order",
     "static": "different static data: fields that JAX keeps in the treedef",
+    "metadata": "what the files say of themselves",
     "python type": "leaves of different Python types",
     "shape": "different shapes",
     "dtype": "different dtypes",

@@ -210,6 +210,7 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
       are_equivalent: Whether two shardings place the arrays identically; called only if their texts differ.
     """
     found: list[Finding] = []
+    n_in_files = (left.kind, right.kind).count("stored")  # an array is restored wherever its target says
     if left.type != right.type and not {left.kind, right.kind} & {*_WITHOUT_A_TYPE}:
         found.append(("python type", left.type, right.type, ""))
     if None not in (left.shape, right.shape):
@@ -229,14 +230,23 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
         found.append(
             ("deleted", *("deleted or donated" if facts.kind == "deleted" else "alive" for facts in (left, right)), "")
         )
-    if left.sharding is not None and right.sharding is not None:
+    if None not in (left.sharding, right.sharding) and n_in_files != 1:
         found += _compare_shardings(left, right, are_equivalent)
     for known, bare in ((left, right), (right, left)):  # a checkpoint is restored as its target says
         is_bare = bare.sharding is None and bare.kind == "shape only" and known.sharding is not None
-        if is_bare and (known.kind == "shape only" or known.sharding.n_devices > 1):  # type: ignore[union-attr]
+        if is_bare and not n_in_files and (known.kind == "shape only" or known.sharding.n_devices > 1):  # type: ignore[union-attr]
             texts = (sharding_text(facts) if facts.sharding is not None else "none" for facts in (left, right))
             found.append(("sharding", *texts, "a checkpoint is restored with the sharding of the target"))
     return found
+
+
+def _compare_metadata(left: Facts, right: Facts) -> Iterator[Finding]:
+    """How two files differ in what they say of themselves; nothing if one says nothing, as those of another format."""
+    if left.static and right.static and left.kind in ("dict", "list"):
+        for name in dict.fromkeys(name for name, _ in (*left.static, *right.static)):
+            a, b = (", ".join(text for other, text in facts.static if other == name) for facts in (left, right))
+            if a != b and name != "saved" and (name != "step" or (a and b)):  # other checkpoints have no number
+                yield "metadata", f"{name} = {a or 'none'}", b or "none", ""
 
 
 def _of_box(facts: Facts) -> str | None:
@@ -262,7 +272,7 @@ def _compare_shardings(left: Facts, right: Facts, are_equivalent: Callable[[], b
 
 
 def _place(sharding: Sharding) -> tuple[Any, ...]:
-    return sharding.device_ids, sharding.platform, sharding.memory
+    return sharding.device_ids or sharding.devices, sharding.platform, sharding.memory
 
 
 def shardings_are_equivalent(left: Any, right: Any) -> bool:
@@ -546,6 +556,8 @@ class _Differ:
                 self._add(at, (kind, *(words if hint else texts), hint))
             return
         n = [len(a.children(left_row)), len(b.children(right_row))]
+        for finding in _compare_metadata(*facts):
+            self._add(at, finding)
         if is_any(cls, MAPPINGS):
             keys = [self._left.keys(left_row), self._right.keys(right_row)]
             if cls is not dict and n[0] == n[1] and keys[0] != keys[1] and set(keys[0]) == set(keys[1]):

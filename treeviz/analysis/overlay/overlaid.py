@@ -28,6 +28,7 @@ from treeviz.analysis.compare.map_mismatch import Path, path_text
 from treeviz.analysis.facts import axis_text, shape_text
 from treeviz.tree.facts import INHERITED, MASKED, Column, Facts, Note, is_refused
 from treeviz.tree.runtime import gc_paused
+from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable, children_of
 from treeviz.tree.text import (
     LABEL_LIMIT,
@@ -603,6 +604,13 @@ class _Planned(NamedTuple):
     mesh: Mapping[str, int] | None = None  # the sizes of the mesh axes, by name
 
 
+def _spec_of(spec: Any) -> Any:
+    """The spec; of an array in a checkpoint that with which it was saved, None if it was on one device."""
+    if type(spec) is not Stored:
+        return spec
+    return Spec(*spec.saved.spec) if spec.saved is not None and spec.saved.mesh else None
+
+
 class Shardings(Use):
     """`in_shardings`, `out_shardings`, or what `jax.device_put` takes."""
 
@@ -615,14 +623,14 @@ class Shardings(Use):
         return align_prefix(prefix, side, lambda node: has_base(type(node), Spec) or is_leaf(node))
 
     def text(self, spec: Any) -> str:
-        spec = spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else spec
+        spec = spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else _spec_of(spec)
         if not has_base(type(spec), Spec):
             return super().text(spec)
         text = ", ".join(value_text(part, 40) for part in spec)
         return f"P({text})"
 
     def wrong(self, spec: Any) -> Finding | None:
-        if spec is None or has_base(type(spec), *_OF_JAX):
+        if spec is None or has_base(type(spec), *_OF_JAX, Stored):
             return None
         wants = "a PartitionSpec, a Sharding or None"
         hint = f"did you mean P({spec!r})?" if type(spec) is str else ""
@@ -661,7 +669,7 @@ class Shardings(Use):
         return Judged(pairs.findings(table, [plan.finding for plan in planned]), columns, headline, notes)
 
     def _plan(self, spec: Any, facts: Facts) -> _Planned:
-        if spec is None:  # left to the compiler
+        if (spec := _spec_of(spec)) is None:  # left to the compiler
             return _Planned()
         shape, text = array_shape(facts), self.text(spec)
         if shape is None:

@@ -39,8 +39,8 @@ from treeviz.tree.files.entries import (
     state_of,
     without_repeats,
 )
-from treeviz.tree.stored import Stored, chunks_from
-from treeviz.tree.text import visible
+from treeviz.tree.stored import Stored, chunks_from, metadata_of, stamp
+from treeviz.tree.text import guarded, visible
 
 MAX_HEADER = 10_000  # bytes; the limit of numpy.load. A compressed header can claim 4 GB.
 _MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members, enough for some 200,000 arrays
@@ -107,8 +107,8 @@ def read_eqx(path: Path) -> list[Stored]:
     arrays: list[Stored] = []
     with open(path, "rb") as file:
         size, state = os.fstat(file.fileno()).st_size, state_of(file)
-        if file.read(1) == b"{":  # hyperparameters in JSON, as in Equinox' documentation
-            file.readline(_MAX_LINE)
+        if (line := file.read(1)) == b"{":  # hyperparameters in JSON, as in Equinox' documentation
+            line += file.readline(_MAX_LINE)
         else:
             file.seek(0)
         while (start := file.tell()) < size:
@@ -120,6 +120,8 @@ def read_eqx(path: Path) -> list[Stored]:
             _check_size(name, header, size)
             arrays.append(header.stored(At(path, header.start, state), name))
             file.seek(header.start + header.n_bytes)
+    if line.startswith(b"{"):
+        stamp(arrays, metadata_of(guarded(lambda: parse_json(line, None), lambda _: {"header": line})))
     return arrays
 
 
@@ -279,7 +281,9 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
     n_data, start_of_data = size - 8 - n_header, 8 + n_header
     ranges: list[tuple[int, int, str]] = []
     kinds: dict[tuple[str, tuple[int, ...]], _TensorType] = {}  # a model has few distinct shapes
-    for key, dtype, shape, start, end in _tensors(text.pop()):
+    metadata: dict[str, Any] = {}
+    tensors: list[tuple[str, Stored]] = []
+    for key, dtype, shape, start, end in _tensors(text.pop(), metadata):
         ranges.append((start, end, key))
         kind = kinds.get((dtype, shape))
         if kind is None:
@@ -288,8 +292,10 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
         chunks = At(path, start_of_data + start, state)
         chunks = chunks if kind.values is None else partial(kind.values, chunks)
-        yield key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)
+        tensors.append((key, Stored(kind.shape, kind.dtype, chunks, key, kind.n_bytes, kind.stored_as, kind.text)))
     _check_ranges(ranges, n_data)
+    stamp((stored for _, stored in tensors), metadata_of(metadata))
+    yield from tensors
 
 
 Pairs = Iterator[tuple[str, Any]]
@@ -352,8 +358,8 @@ def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
         raise ValueError(f"in the shard {shown}: {error}") from error
 
 
-def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """The name, dtype, shape, start and end of each tensor.
+def _tensors(text: bytes, metadata: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """The name, dtype, shape, start and end of each tensor; what else the header says goes into `metadata`.
 
     Entries in the form that the library writes are matched one by one, in a third of the time of a JSON reader and
     without its objects. The rest, from the last such entry on, is read as JSON.
@@ -364,7 +370,8 @@ def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]
     shapes: dict[str, tuple[int, ...]] = {}
     last = position = 0
     if (match := _METADATA.match(header)) is not None:
-        position = json.JSONDecoder().raw_decode(header, match.end())[1]
+        about, position = json.JSONDecoder().raw_decode(header, match.end())
+        metadata.update(about if isinstance(about, dict) else {"__metadata__": about})
     while (match := _TENSOR.match(header, position)) is not None:
         key, dtype, sizes, start, end = match.groups()
         if sizes not in shapes:
@@ -377,7 +384,10 @@ def _tensors(text: bytes) -> Iterator[tuple[str, str, tuple[int, ...], int, int]
     if not isinstance(others, dict):
         raise ValueError("its header is not a JSON object")
     for i, (key, entry) in enumerate(others.items()):
-        if key == "__metadata__" or (position and i == 0):
+        if key == "__metadata__":
+            metadata.update(entry if isinstance(entry, dict) else {key: entry})
+            continue
+        if position and i == 0:
             continue
         if type(entry) is not tuple:
             raise ValueError(f"{_shown(key)} has no dtype, shape and data_offsets")

@@ -36,7 +36,7 @@ export function detail(view, row) {
       ...(of("sharding")?.slice(2) ?? []),
       ...tree.columns.filter((column) => !column.isApart && saysMore(column, row)).map((column) => [column.title, exact(view, column, row), column.help]),
     ]),
-    ...section("static fields", of("static")),
+    ...section(["dict", "list"].includes(of("kind")) ? "metadata of the file" : "static fields", of("static")),
     // The explorer asks Python for all levels.
     ...section("inside (invisible to JAX)", view.request ? [] : of("inside")),
   );
