@@ -25,7 +25,7 @@ from treeviz.tree.files.arrays import (
     read_safetensors,
     read_shards,
 )
-from treeviz.tree.files.entries import LoadError, mode_of, nested, only_below, with_scales, without_repeats
+from treeviz.tree.files.entries import LoadError, mode_of, nested, only_below, scan, with_scales, without_repeats
 from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored
@@ -68,6 +68,7 @@ def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
 
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.:-]+://")
 _FLAX = re.compile(r"checkpoint(_\d+)?")  # of flax.training.checkpoints
 _TORCH_INDEX = ".bin.index.json"
 _MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # in folders of Hugging Face
@@ -123,8 +124,13 @@ def read(path: str | os.PathLike[str], *, like: Any = None, follow_links: bool =
     `custom_metadata` of Orbax, is in the `.metadata` of its arrays; views show it in the row of its tree, and `diff`
     compares it. The arrays of Orbax also know how they were sharded when they were saved: `.saved`.
 
+    An address is read by ranges, through fsspec (`jax-treeviz[remote]`): "s3://bucket/run/100", and gs://, hf://,
+    az:// and https:// likewise. Only headers are fetched, many files at once; values follow when they are asked for,
+    in parts of at most 8 MB. TensorStore reads the arrays of Orbax, at gs://, s3:// and https://. PyTorch reads only
+    local files. Credentials and other settings are those of fsspec.
+
     Args:
-      path: A file, a folder, or "package.module:name".
+      path: A file, a folder, an address of one, or "package.module:name".
       like: For `.eqx`, which stores no names: the model, its shapes from `eqx.filter_eval_shape`, or
         "package.module:name". Without it, the tree is a list.
       follow_links: Also read what links in a folder lead to, wherever it is.
@@ -135,21 +141,22 @@ def read(path: str | os.PathLike[str], *, like: Any = None, follow_links: bool =
 
     Raises:
       ValueError: The format is unknown, or the file is a pickle or broken; the message names the file and the reason.
-      OSError: The file cannot be read.
+      OSError: The file cannot be read: there is none, no permission, or no network.
       ImportError: The library of the format is not installed; the message names it.
     """
-    shown = visible(os.fsdecode(os.fspath(path)), 1000)
     if is_in_python(path):
         return from_python(os.fspath(path))
-    path = Path(path)
-    if stat.S_ISDIR(mode_of(path)):
-        reader, format_name = _of_folder(path), "checkpoint"
+    place = path_of(path)
+    shown = visible(str(place), 1000)
+    if stat.S_ISDIR(mode_of(place)):
+        reader, format_name = _of_folder(place), "checkpoint"
     else:
-        suffix, reader = _of_file(path)
+        suffix, reader = _of_file(place)
         format_name = f"{suffix} file"
     try:
-        with gc_paused(), nullcontext() if follow_links else only_below(path):
-            contents = reader(path)
+        is_free = follow_links or not isinstance(place, Path)  # there are no links at an address
+        with gc_paused(), nullcontext() if is_free else only_below(place):
+            contents = reader(place)
             tree = nested(with_scales(without_repeats(list(contents)))) if isinstance(contents, Iterator) else contents
         if like is None:
             return tree
@@ -179,6 +186,15 @@ def identifier(path: str | os.PathLike[str]) -> str:
     of_python = isinstance(path, str) and _ATTRIBUTE.fullmatch(path)
     name = re.sub(r"\W+", "_", str(path) if of_python else Path(path).stem).strip("_")
     return name if name.isidentifier() and not iskeyword(name) else "tree"
+
+
+def path_of(path: str | os.PathLike[str]) -> Any:
+    """The path of a file, or of an address such as "s3://bucket/model.safetensors", which has the same methods."""
+    if not (isinstance(path, str) and _ADDRESS.match(path)):
+        return Path(path)
+    from treeviz.integrations.fsspec import remote_path
+
+    return remote_path(path)
 
 
 def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
@@ -217,7 +233,7 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
     """The reader of a folder, chosen by its contents."""
     from treeviz.integrations.orbax import STEP, is_orbax, read_orbax, read_steps
 
-    with os.scandir(folder) as entries:
+    with scan(folder) as entries:
         names = [entry.name for entry in islice(entries, _MOST_FILES + 1)]
     shards = sorted(name for name in names if name.endswith((".safetensors", ".safetensors.index.json")))
     steps = [name for name in names if STEP.fullmatch(name) and (folder / name).is_file()]

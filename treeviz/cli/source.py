@@ -38,12 +38,13 @@ def say(text: str) -> None:
 @contextmanager
 def reading() -> Iterator[None]:
     from treeviz.integrations.tqdm import bytes_bar
-    from treeviz.tree.stored import on_read
+    from treeviz.tree.stored import on_fetch, on_read
 
     bar = bytes_bar(DELAY_S)
     if bar is not None:
         _bars.append(bar)
         on_read.append(_advance)
+        on_fetch.append(_fetched)
     try:
         yield
     finally:
@@ -56,11 +57,20 @@ def expect(tree: Any) -> None:
         _expected.append(tree)
 
 
+def _fetched(n_bytes: int) -> None:
+    """Count the bytes of headers at an address, until values are read."""
+    if _bars:
+        _bars[-1].total += n_bytes
+        _bars[-1].update(n_bytes)
+
+
 def _advance(n_bytes: int) -> None:
     import jax
 
-    from treeviz.tree.stored import Stored
+    from treeviz.tree.stored import Stored, on_fetch
 
+    if _fetched in on_fetch:
+        on_fetch.remove(_fetched)
     while _expected:
         leaves = jax.tree.leaves(_expected.pop())
         _bars[-1].total += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Stored))
@@ -69,11 +79,12 @@ def _advance(n_bytes: int) -> None:
 
 def end() -> None:
     """Remove the bar, before anything is printed, also to standard error."""
-    from treeviz.tree.stored import on_read
+    from treeviz.tree.stored import on_fetch, on_read
 
     _expected.clear()
-    if _advance in on_read:
-        on_read.remove(_advance)
+    for report, reports in ((_advance, on_read), (_fetched, on_fetch)):
+        if report in reports:
+            reports.remove(report)
     while _bars:
         _bars.pop().close()
 
@@ -82,7 +93,10 @@ def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "
     """Declare the arguments for the files; `extra_format` is one that this command reads, too."""
     from treeviz.reader import READERS
 
-    folders, objects = "an Orbax or .safetensors folder", "or a Python object, package.module:name"
+    folders, objects = (
+        "an Orbax or .safetensors folder",
+        "or a Python object, package.module:name; also at s3://, gs://, …",
+    )
     formats = "; ".join(filter(None, (", ".join(READERS), folders, extra_format, objects)))
     parser.add_argument(name, metavar="FILE", help=formats, **options)
     parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that returns it")

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import At, n_bytes_of, state_of
+from treeviz.tree.files.entries import At, n_bytes_of, size_of, state_of
 from treeviz.tree.stored import CHUNK, Stored, Verbatim, metadata_of
 from treeviz.tree.text import visible
 
@@ -53,8 +53,8 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
         raise not_installed(error, "gguf") from error
-    with open(path, "rb") as file:
-        size, state, header = os.fstat(file.fileno()).st_size, state_of(file), _Header(file)
+    with path.open("rb") as file:
+        size, state, header = size_of(file), state_of(file), _Header(file)
         tensors, start = header.tensors()
         metadata = metadata_of(header.metadata)
     ranges: list[tuple[int, int, str]] = []
@@ -132,7 +132,7 @@ class _Header:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._size = os.fstat(file.fileno()).st_size
+        self._size = size_of(file)
         self._n_values = 0
         self._checksum = 0
         self.metadata: dict[str, Any] = {}

@@ -37,6 +37,7 @@ from treeviz.tree.files.entries import (
     parse_json,
     read_bounded,
     roots,
+    scan,
 )
 from treeviz.tree.stored import CHUNK, Saved, Stored, Verbatim, metadata_of, stamp
 from treeviz.tree.text import class_name, guarded, visible
@@ -54,7 +55,7 @@ HEADERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # header file -> driver of 
 
 
 def folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
+    with scan(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
 
 
@@ -77,7 +78,8 @@ class Headers:
 
     def read(self, names: Sequence[str]) -> dict[str, Stored]:
         """The arrays by name; missing ones are left out."""
-        read = self._from_database if self.has_database else self._from_folders
+        is_local = isinstance(self._folder, Path)  # elsewhere TensorStore reads many at once
+        read = self._from_folders if is_local and not self.has_database else self._from_database
         arrays: dict[str, Stored] = {}
         for header in HEADERS:
             remaining, values = [name for name in names if name not in arrays], _Values(self, header)
@@ -108,13 +110,18 @@ class Headers:
                 yield name, read_bounded(path, _MOST_HEADER)
 
     def _database(self) -> Any:
-        for _ in self._database_files():  # are files
-            pass
+        if isinstance(self._folder, Path):
+            for _ in self._database_files():  # are files
+                pass
         return _tensorstore().KvStore.open(self._kvstore(), context=self._context()).result(_READ_S)
 
     def _read_manifest(self) -> bytes:
         """The root of the database, which has a new identifier in every checkpoint."""
-        return read_bounded(self._folder / "manifest.ocdbt", _MOST_HEADER) if self.has_database else b""
+        if not self.has_database:
+            return b""
+        path = self._folder / "manifest.ocdbt"
+        getattr(path, "forget", bool)()  # what was read of it before
+        return read_bounded(path, _MOST_HEADER)
 
     def _context(self) -> Any:
         if self._read_manifest() != self._manifest:
@@ -122,8 +129,11 @@ class Headers:
         return _context(self._folder, self._manifest)
 
     def _kvstore(self) -> dict[str, Any]:
-        files = {"driver": "file", "path": f"{self._folder.absolute()}/"}
+        files = getattr(self._folder, "tensorstore", self._local)()
         return {"driver": "ocdbt", "base": files} if self.has_database else files
+
+    def _local(self) -> dict[str, Any]:
+        return {"driver": "file", "path": f"{self._folder.absolute()}/"}
 
     def opened(self, header: str, stored: Stored) -> Any:
         """Opens the array in TensorStore."""
@@ -158,6 +168,9 @@ class Headers:
 
     def _files_of(self, name: str) -> Iterator[Path]:
         """The files of an array that has its own folder."""
+        if not isinstance(self._folder, Path):
+            yield from (self._folder / name).all_files()
+            return
         for folder, inner, names in os.walk(self._folder / name):
             for path in map(Path(folder).joinpath, inner):
                 if path.is_symlink():  # `walk` does not follow it, but TensorStore would
@@ -544,7 +557,7 @@ def _read_tree(folder: Path) -> Any:
 def _random_keys(folder: Path) -> dict[str, str]:
     """A text for each array that was a PRNG key, by name."""
     texts: dict[str, str] = {}
-    for path in sorted(folder.glob("array_metadatas/process_*"))[:1]:  # the others say the same
+    for path in sorted(folder.glob("array_metadatas/process_*"), key=str)[:1]:  # the others say the same
         with naming(path):
             for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
                 texts[name] = f"the data of a PRNG key, {visible(kind, 50)}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # bytes
 on_read: list[Callable[[int], object]] = []  # called with the number of bytes of every chunk that is read
+on_fetch: list[Callable[[int], object]] = []  # the same of every part of a file at an address
 
 
 class Refused(ValueError):

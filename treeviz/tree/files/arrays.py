@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import struct
 import warnings
@@ -30,12 +29,14 @@ from treeviz.tree.files.entries import (
     check_link,
     check_size_of_json,
     check_unchanged,
+    fetch_ahead,
     is_file,
     n_bytes_of,
     parse_json,
     read_bounded,
     refuse,
     roots,
+    size_of,
     state_of,
     without_repeats,
 )
@@ -66,14 +67,14 @@ class _Header(NamedTuple):
 
 
 def read_npy(path: Path) -> Stored:
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         header, state = _read_header(file, "the array"), state_of(file)
-        _check_size("the array", header, os.fstat(file.fileno()).st_size)
+        _check_size("the array", header, size_of(file))
     return header.stored(At(path, header.start, state), path.name)
 
 
 def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
-    file = _Bounded(io.FileIO(path))
+    file = _Bounded(path.open("rb", buffering=0))
     try:
         archive = zipfile.ZipFile(file)
     except BaseException:
@@ -105,8 +106,8 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
 def read_eqx(path: Path) -> list[Stored]:
     """The arrays of a file of `equinox.tree_serialise_leaves`, in order; the file has no names."""
     arrays: list[Stored] = []
-    with open(path, "rb") as file:
-        size, state = os.fstat(file.fileno()).st_size, state_of(file)
+    with path.open("rb") as file:
+        size, state = size_of(file), state_of(file)
         if (line := file.read(1)) == b"{":  # hyperparameters in JSON, as in Equinox' documentation
             line += file.readline(_MAX_LINE)
         else:
@@ -158,7 +159,7 @@ _new_member = partial(tuple.__new__, _Member)  # twice as fast as `_Member`
 class _Bounded(io.BufferedReader):
     """A file that refuses to read a list of members that would exhaust the memory."""
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(raw)
         self.state = state_of(self)
 
@@ -272,8 +273,8 @@ _NEWER["F4"] = ("float4_e2m1fn", 4)
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
-    with open(path, "rb") as file:
-        size, state = os.fstat(file.fileno()).st_size, state_of(file)
+    with path.open("rb") as file:
+        size, state = size_of(file), state_of(file)
         n_header = int.from_bytes(file.read(8), "little")
         if size < 8 or n_header > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
@@ -311,7 +312,7 @@ def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> 
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
         raise ValueError("it has no weight_map, which maps tensors to files")
-    for shard in sorted(set(shard_of.values())):
+    for shard in fetch_ahead(path.parent, sorted(set(shard_of.values()))):
         wanted = {name for name, where in shard_of.items() if where == shard}
         for name, stored in _shard(path.parent, shard, read):
             if name in wanted:
@@ -331,7 +332,7 @@ def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
     if indices:
         yield from read_index(folder / indices[0])
     else:
-        for name in [*names, *_missing(names)]:
+        for name in fetch_ahead(folder, [*names, *_missing(names)]):
             yield from _shard(folder, name, read_safetensors)
 
 
@@ -485,7 +486,7 @@ class _Bytes(NamedTuple):
 def read_msgpack(path: Path) -> Any:
     """The tree that Flax wrote; dicts with the keys of a list are lists."""
     check_link(path, roots.get())
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         scanner = _Scanner(path, file)
         tree = scanner.value()
         if scanner.n_left:
@@ -498,7 +499,7 @@ class _Scanner:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._state = path, file, state_of(file)
-        self._size = os.fstat(file.fileno()).st_size
+        self._size = size_of(file)
         self._at = self._n_values = 0
         self._buffer, self._from = b"", 0  # a few bytes of the file, and their offset
         self._known: dict[bytes, tuple[tuple[int, ...], np.dtype, int]] = {}  # arrays by head

@@ -8,10 +8,11 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from treeviz.tree.stored import Refused, Stored, chunks_from, places_of
 from treeviz.tree.text import error_text, visible
 
 _PAGE = 4096  # bytes
+_AT_ONCE = 64  # files at an address
 _MOST_AXES = 64
 MOST_TOKENS = 6_000_000  # commas and brackets in JSON; an array of a checkpoint has some ten
 
@@ -43,16 +45,27 @@ def _(unread: Unread) -> Description:
     return Description(kind="opaque", type=unread.type, text=unread.text, transparent=True)
 
 
-def state_of(file: IO[bytes]) -> tuple[int, ...]:
-    """Changes when the file at this path is written or replaced."""
+REWRITTEN = "the file was rewritten after it was read: read it again"
+
+
+def size_of(file: Any) -> int:
+    """The number of bytes of an open file, also of one at an address."""
+    size = getattr(getattr(file, "raw", file), "size", None)
+    return os.fstat(file.fileno()).st_size if size is None else size
+
+
+def state_of(file: Any) -> tuple[Any, ...]:
+    """Changes when the file at this path is written or replaced. Of one at an address, what reads it compares it."""
+    if (state := getattr(getattr(file, "raw", file), "state", None)) is not None:
+        return state
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def check_unchanged(file: IO[bytes], state: tuple[int, ...]) -> None:
+def check_unchanged(file: IO[bytes], state: tuple[Any, ...]) -> None:
     """Raise a ValueError if the file is not in this state, so that what was known of it may be wrong."""
     if state_of(file) != state:
-        raise ValueError("the file was rewritten after it was read: read it again")
+        raise ValueError(REWRITTEN)
 
 
 class At(NamedTuple):
@@ -60,11 +73,11 @@ class At(NamedTuple):
 
     path: Path
     start: int
-    state: tuple[int, ...]  # of the file when its header was read
+    state: tuple[Any, ...]  # of the file when its header was read
 
     @contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
-        with open(self.path, "rb") as file:
+        with self.path.open("rb") as file:
             check_unchanged(file, self.state)
             file.seek(self.start)
             yield file
@@ -195,12 +208,28 @@ def only_below(path: Path) -> Iterator[None]:
 
 def check_link(path: Path, allowed: Sequence[str]) -> None:
     """Raise a LoadError if the path leads out of the allowed folders."""
+    if not allowed:
+        return
     real = Path(os.path.realpath(path))
-    if allowed and not any(real.is_relative_to(root) for root in allowed):
+    if not any(real.is_relative_to(root) for root in allowed):
         raise LoadError(
             f"{visible(str(path), 500)} is a link to {visible(str(real), 500)}, which is not in the folder that is "
             "read. To follow it, pass follow_links=True, or --follow-links to the command."
         )
+
+
+def scan(folder: Path) -> AbstractContextManager[Iterable[Any]]:
+    """The entries of a folder, as `os.scandir` lists them."""
+    return getattr(folder, "scandir", partial(os.scandir, folder))()
+
+
+def fetch_ahead(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """The names of files that are read one after the other; at an address, the starts of the next ones come at once."""
+    fetch = getattr(folder, "fetch_ahead", None)
+    for i, name in enumerate(names):
+        if fetch is not None and i % _AT_ONCE == 0:
+            fetch(names[i : i + _AT_ONCE])
+        yield name
 
 
 def is_file(path: Path) -> bool:
@@ -218,8 +247,8 @@ def read_bounded(path: Path, n_most: int) -> bytes:
     if not is_file(path):  # reading a pipe would wait
         raise ValueError(f"{visible(path.name, 100)} is not a file")
     check_link(path, roots.get())
-    with open(path, "rb") as file:
-        is_longer = os.fstat(file.fileno()).st_size > n_most
+    with path.open("rb") as file:
+        is_longer = size_of(file) > n_most
         data = b"" if is_longer else file.read(n_most + 1)
     if is_longer or len(data) > n_most:
         raise ValueError(f"{visible(path.name, 100)} has more than {n_most:,} bytes")

@@ -1,0 +1,259 @@
+"""Files at addresses: in fsspec's memory, and on servers of this machine that keep to the rules, or do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import jax
+import mutated_files
+import numpy as np
+import pytest
+
+import treeviz
+from treeviz import cli
+from treeviz.integrations import fsspec as fsspec_files
+from treeviz.reader import read
+from treeviz.tree.files.entries import LoadError
+from treeviz.tree.stored import on_fetch
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder by ranges; `how` names the rule that it breaks."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, how: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.how, self.ranges, self.version = folder, how, [], 1
+        self.all_came = threading.Barrier(3)
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes away is no news."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def translate_path(self, path: str) -> str:
+        return str(self.server.folder) + path.partition("?")[0]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        file, how = Path(self.translate_path(self.path)), self.server.how
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self.server.ranges.append((file.name, asked and tuple(map(int, asked.groups()))))
+        if how.isdecimal():
+            self.send_error(int(how))
+        elif not file.is_file() or asked is None or how == "no ranges":
+            super().do_GET()
+        else:
+            self.send_range(file.read_bytes(), *map(int, asked.groups()), how)
+
+    def send_range(self, data: bytes, first: int, last: int, how: str) -> None:
+        if how == "waits" and first == 0:
+            self.server.all_came.wait(30)  # until three requests are here at once
+        last = min(last, len(data) - 1)
+        part = data[first : last + 1]
+        size = len(data) + 5 if how == "says more" else len(data)
+        first += how == "elsewhere"
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{'*' if how == 'no size' else size}")
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("ETag", f'"{self.server.version}"')
+        self.end_headers()
+        self.wfile.write(part[:-3] if how == "sends less" else part)
+        self.close_connection = how == "sends less"
+
+
+@pytest.fixture
+def serve():
+    """Starts servers of a folder."""
+    servers: list[Server] = []
+
+    def start(folder: Path, how: str = "") -> Server:
+        servers.append(Server(folder, how))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The sizes of the parts that are fetched."""
+    sizes: list[int] = []
+    on_fetch.append(sizes.append)
+    try:
+        yield sizes
+    finally:
+        on_fetch.remove(sizes.append)
+
+
+def save_shards(folder: Path, n: int, n_tensors: int, n_values: int = 1) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for shard in range(n):
+        part = {
+            f"model.layers.{shard * n_tensors + i}.w": np.full(n_values, shard * n_tensors + i, np.uint8)
+            for i in range(n_tensors)
+        }
+        places = np.arange(n_tensors + 1) * n_values
+        header = {
+            name: {"dtype": "U8", "shape": [n_values], "data_offsets": places[i : i + 2].tolist()}
+            for i, name in enumerate(part)
+        }
+        text = json.dumps(header).encode()
+        file = folder / f"model-{shard + 1:05}-of-{n:05}.safetensors"
+        file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(x.tobytes() for x in part.values()))
+        arrays |= part
+    files = [f"model-{1 + i // n_tensors:05}-of-{n:05}.safetensors" for i in range(n * n_tensors)]
+    where = {"metadata": {}, "weight_map": dict(zip(arrays, files, strict=True))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(where))
+    return arrays
+
+
+def test_the_rows_of_a_model_in_30_shards_take_two_requests_and_one_for_each_and_no_values(tmp_path, serve):
+    save_shards(tmp_path, 30, 4, n_values=200_000)  # 24 MB
+    server = serve(tmp_path)
+    trees = []
+    for address in (server.address, f"{server.address}/model.safetensors.index.json?secret=1"):
+        server.ranges.clear()
+        with counted() as sizes:
+            trees.append(read(address))
+            treeviz.render(trees[-1]).html()
+        assert len(server.ranges) <= 32 and sum(sizes) < 5_000_000
+    assert not treeviz.diff(*trees, read(tmp_path), values=False).differences
+    server.ranges.clear()
+    np.testing.assert_array_equal(np.asarray(trees[0]["model"]["layers"][5]["w"]), np.full(200_000, 5, np.uint8))
+    assert len(server.ranges) <= 2
+
+
+def test_shards_are_fetched_at_once(tmp_path, serve):
+    save_shards(tmp_path, 3, 1)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert len(jax.tree.leaves(read(serve(tmp_path, "waits").address))) == 3
+
+
+LOCAL_ONLY = {
+    "torch": "PyTorch reads only files on a disk",
+    "orbax": "TensorStore, which reads the arrays of Orbax, has no",
+}
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "stored.npz", "safetensors", "msgpack", "eqx", "gguf", *LOCAL_ONLY])
+def test_a_file_in_any_file_system_is_the_tree_that_it_is_on_a_disk_or_says_why_not(tmp_path, kind):
+    mutated_files.SAMPLES[kind](tmp_path)
+    (path,) = tmp_path.iterdir()
+    memory, place = fsspec.filesystem("memory"), f"{tmp_path.name}/{path.name}"
+    memory.put(str(path), f"/{place}", recursive=True)
+    if kind in LOCAL_ONLY:
+        with pytest.raises(LoadError, match=f"memory://{place}: {LOCAL_ONLY[kind]}"):
+            read(f"memory://{place}")
+        return
+    tree = read(f"memory://{place}")
+    assert not treeviz.diff(tree, read(path)).differences
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_orbax_at_an_address_is_read_by_tensorstore(tmp_path, serve):
+    mutated_files.SAMPLES["orbax"](tmp_path)
+    address = serve(tmp_path).address
+    found = treeviz.diff(read(f"{address}/orbax"), read(tmp_path / "orbax"))
+    assert not found.differences and not found.not_compared
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no ranges", "the server does not send parts of files. Download the file first."),
+        ("no size", "the server does not say how long the file is"),
+        ("elsewhere", "the server sent other bytes than those that were asked for"),
+        ("sends less", "could not be read: "),
+        ("says more", "is not a whole .safetensors file: its tensors have 600,000 bytes, and the file 600,005"),
+        ("403", "no permission (ClientResponseError: 403"),
+        ("404", "there is no such file or folder"),
+        ("500", "could not be read: ClientResponseError: 500"),
+    ],
+    ids=lambda value: value.replace(" ", "_") if len(value) < 12 else "",
+)
+def test_a_server_that_breaks_a_rule_is_one_line_and_status_2(tmp_path, serve, capsys, how, message):
+    save_shards(tmp_path, 1, 3, n_values=200_000)
+    address = f"{serve(tmp_path, how).address}/model-00001-of-00001.safetensors"
+    assert cli.main([f"{address}?secret=1"]) == cli.TROUBLE
+    output = capsys.readouterr()
+    assert message in output.err and address in output.err and "secret" not in output.err
+    assert output.err.count("\n") == 1 and output.out == ""
+
+
+def test_a_small_file_of_a_server_without_ranges_and_an_empty_one_are_read(tmp_path, serve):
+    np.save(tmp_path / "m.npy", np.arange(5))
+    (tmp_path / "empty.npy").touch()
+    address = serve(tmp_path, "no ranges").address
+    np.testing.assert_array_equal(np.asarray(read(f"{address}/m.npy")), np.arange(5))
+    with pytest.raises(LoadError, match="is not a whole"):
+        read(f"{address}/empty.npy")
+
+
+def test_values_stream_in_bounded_memory_and_a_file_that_changed_is_refused(tmp_path, serve, monkeypatch):
+    monkeypatch.setattr("treeviz.integrations.fsspec._MOST", 1 << 18)
+    monkeypatch.setattr("treeviz.integrations.fsspec._MOST_KEPT", 1 << 20)
+    arrays = save_shards(tmp_path, 4, 3, n_values=300_000)
+    server = serve(tmp_path)
+    tree = read(server.address)
+    with counted() as sizes:
+        view = treeviz.render(tree, stats=True)
+    assert max(sizes) <= 1 << 18 and sum(fsspec_files._kept.values()) <= 1 << 20
+    assert sum(sizes) < 1.5 * sum(x.nbytes for x in arrays.values())
+    assert [row["max"] for row in view.table.leaves] == [*range(12)]
+    server.version += 1
+    (row, *_) = treeviz.render(read(server.address)["model"]["layers"][:1], stats=True).table.leaves
+    assert row["max"] == 0
+    (row, *_) = treeviz.render(tree["model"]["layers"][:1], stats=True).table.leaves
+    rewritten = "could not be read: ValueError: the file was rewritten after it was read: read it again"
+    assert row.notes[0].text == rewritten
+    memory, path = fsspec.filesystem("memory"), tmp_path / "model-00001-of-00004.safetensors"
+    memory.pipe("/m.safetensors", path.read_bytes())
+    tree = read("memory://m.safetensors")
+    memory.pipe("/m.safetensors", path.read_bytes())
+    assert [row.notes[0].text for row in treeviz.render(tree, stats=True).table.leaves] == [rewritten] * 3
+
+
+def test_only_named_protocols_are_read_and_a_missing_library_is_named(monkeypatch):
+    for address in ("zip://a.npz", "simplecache::https://a/b.npz", "reference://x", "file:///etc/passwd"):
+        with pytest.raises(LoadError, match="treeviz reads local files, and s3://, "):
+            read(address)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ImportError, match=re.escape('s3:// needs s3fs: pip install "jax-treeviz[remote]" s3fs')):
+        read("s3://bucket/m.npz")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ImportError, match=re.escape('fsspec is not installed: pip install "jax-treeviz[remote]"')):
+        read("s3://bucket/m.npz")
+
+
+def test_the_command_compares_a_local_file_with_one_at_an_address(tmp_path, serve, capsys):
+    save_shards(tmp_path, 2, 2)
+    address = serve(tmp_path).address
+    assert cli.main(["diff", str(tmp_path), address]) == 0
+    assert cli.main(["check", address]) == 0
+    assert cli.main(["diff", str(tmp_path / "model-00001-of-00002.safetensors"), address]) == 1
+    assert cli.main([f"{address}/none.npz"]) == cli.TROUBLE
+    assert capsys.readouterr().err == f"treeviz: {address}/none.npz: there is no such file or folder\n"
