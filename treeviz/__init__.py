@@ -39,6 +39,7 @@ if _TYPE_CHECKING:
     from treeviz.steps.statistics import StopTraining as StopTraining
     from treeviz.steps.tracing.jitted import tap as tap
     from treeviz.steps.tracing.watch import CannotWatch as CannotWatch
+    from treeviz.steps.trained import trained as trained
     from treeviz.tree.describers import Description as Description
     from treeviz.tree.describers import describes as describes
     from treeviz.tree.facts import Column as Column
@@ -84,6 +85,7 @@ __all__ = [
     "render",
     "stackable",
     "tap",
+    "trained",
     "unregister",
     "walk",
     "watch_compiles",
@@ -108,6 +110,7 @@ _LATER = {
     "steps.statistics": ("FULL", "HISTOGRAM", "LIGHT", "StopTraining"),
     "steps.tracing.jitted": ("tap",),
     "steps.tracing.watch": ("CannotWatch",),
+    "steps.trained": ("trained",),
     "tree.describers": ("Description", "describes"),
     "tree.facts": ("Column",),
     "tree.level": ("child",),

@@ -26,8 +26,7 @@ import ipywidgets
 import traitlets
 
 from treeviz.views import view as notebook
-from treeviz.views.widget.backend import MOST_NUMBERS, OPERATIONS
-from treeviz.views.widget.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_SELECTED
+from treeviz.views.widget.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

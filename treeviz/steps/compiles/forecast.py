@@ -24,7 +24,7 @@ from treeviz.steps.compiles.types import (
     mapping_keys,
     same_structure,
 )
-from treeviz.steps.tracing.jitted import dynamic_arguments, is_jitted, is_partial
+from treeviz.steps.tracing.jitted import dynamic_arguments, is_jitted, is_of, is_partial
 from treeviz.steps.tracing.primitives import JITS, called_jaxpr, needed, open_jaxpr
 from treeviz.tree.describers import load_libraries
 from treeviz.tree.keys import keystr
@@ -41,7 +41,7 @@ def called_inside(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             step, positional = step.__func__, (step.__self__, *positional)
         elif is_partial(step) and not any(arg is _PLACEHOLDER for arg in step.args):
             step, positional, named = step.func, (*step.args, *positional), {**step.keywords, **named}
-        elif type(step).__module__.startswith("treeviz."):
+        elif is_of("treeviz", step):
             step = step.step
         else:
             return step, positional, named

@@ -313,7 +313,7 @@ def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any
             raise TypeError(f"arguments: {text}")
         order = [*range(len(rows))]
     else:
-        leaves, paths = [nodes[row] for row in rows], [_path(table, row) for row in rows.tolist()]
+        leaves, paths = [nodes[row] for row in rows], [path_text(table, row) for row in rows.tolist()]
         order, buffers = wrapped_buffers(inside, args, kwargs, leaves, paths)
     # The graph of an NNX module is not flattened as JAX does.
     flattening = measure_flattening(table, nodes) if inside is None or not inside.changes_arguments else None
@@ -331,7 +331,7 @@ def _view(
         if i is None:
             texts[row] = "static"
             continue
-        path, size = _path(table, row), table[row].facts.bytes
+        path, size = path_text(table, row), table[row].facts.bytes
         if buffers.read[i] is False:
             never_read.append(path)
             texts[row] = "never read, not donated" if buffers.donated[i] else "never read"
@@ -363,7 +363,7 @@ def _view(
     return view
 
 
-def _path(table: TreeTable, row: int) -> str:
+def path_text(table: TreeTable, row: int) -> str:
     """The path of a row as code in the step: "state['w']"."""
     first, *rest = table.path(row)
     return first.segment + "".join(key.keystr for key in rest)

@@ -476,11 +476,11 @@ def place_of(site: Site) -> tuple[SourceLine, str]:
     For a backward rule, the latter is the frame that calls its function.
     """
     chain = [*_chain(site)]
-    calls = next((_frames(call) for eqn in chain if (call := call_of_rule(eqn)) is not None), [])
+    calls = next((frames_of(call) for eqn in chain if (call := call_of_rule(eqn)) is not None), [])
     # JAX caches the traces of its own jitted functions, with the frames of their first caller.
-    jax_jits = [i for i, eqn in enumerate(chain) if i and _is_jax_jit(eqn)]
+    jax_jits = [i for i, eqn in enumerate(chain) if i and is_jax_jit(eqn)]
     for eqn in chain[max(jax_jits, default=0) :]:
-        frames = _frames(eqn.source_info.traceback) + calls
+        frames = frames_of(eqn.source_info.traceback) + calls
         if frames:
             own_frame = next((f for f in calls or frames if not is_installed(f.file)), frames[0])
             return frames[0], str(own_frame) if own_frame != frames[0] else ""
@@ -496,7 +496,7 @@ def _chain(site: Site) -> Iterator[Any]:
         within = within.outer
 
 
-def _is_jax_jit(eqn: Any) -> bool:
+def is_jax_jit(eqn: Any) -> bool:
     """Whether the equation calls a function that JAX itself has jitted."""
     if eqn.primitive.name not in JITS:
         return False
@@ -511,7 +511,7 @@ def _is_jax_jit(eqn: Any) -> bool:
     return next(files, "").startswith(_JAX)
 
 
-def _frames(traceback: Any) -> list[SourceLine]:
+def frames_of(traceback: Any) -> list[SourceLine]:
     """Frames outside JAX, treeviz and the standard library, the innermost first; in a backward rule, only its own."""
     lines = []
     for frame in traceback.frames if traceback is not None else ():

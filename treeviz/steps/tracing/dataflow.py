@@ -65,6 +65,10 @@ class Domain(Generic[V]):
         """What is known of the array in which a scan puts its results."""
         return y
 
+    def taken(self, index: V) -> int | None:
+        """Which branch of a conditional with this index is taken; None: any of them may be."""
+        return None
+
     def given(self, jaxpr: Jaxpr) -> Mapping[Any, V]:
         """What is known of variables of a jaxpr, whatever makes them."""
         return {}
@@ -147,7 +151,9 @@ def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Insid
         body, carry = _in_all_turns(domain, parts.body, parts.body_consts, parts.carry, ())
         condition = Followed(domain, parts.condition, [*parts.cond_consts, *carry]).to()
         return Inside([condition, body], carry)
-    inside = [Followed(domain, program, arguments).to() for program, arguments in programs(eqn, operands)]
+    found, taken = programs(eqn, operands), domain.taken(operands[0]) if name == COND else None
+    found = found if taken is None else found[taken : taken + 1]
+    inside = [Followed(domain, program, arguments).to() for program, arguments in found]
     if len(inside) == 1:
         return Inside(inside, inside[0].results)
     of_branches = zip(eqn.outvars, *[branch.results for branch in inside], strict=True)

@@ -23,6 +23,7 @@ from treeviz.steps.tracing.primitives import (
     COND,
     DEVICE_SUMS,
     GATHERS,
+    PMAP,
     RESHAPES,
     SAME_LEAF,
     SCAN,
@@ -92,7 +93,7 @@ _SAME = SAME_LEAF | RESHAPES | GATHERS | {"ppermute", "all_to_all", "real", "red
 # Result i is zero where operand i is.
 _KEEPS_ZERO = DEVICE_SUMS | {"abs", "cumsum", "reduce_scatter", "reduce_window_sum", "sign", "sqrt", "square", "tanh"}
 # The result is zero where an operand is; where the other is not finite it is NaN, which is found before.
-_PRODUCTS = frozenset(["and", "conv_general_dilated", "dot_general", "mul"])
+PRODUCTS = frozenset(["and", "conv_general_dilated", "dot_general", "mul"])
 # The result has the elements of its operands, where all have the same; of `select_n`, of all but the first.
 _JOINED = frozenset(["concatenate", "max", "min", "or", "pad", "select_n"])
 
@@ -104,14 +105,14 @@ def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
     comparison or a rounding. The gradients of a constant that is added to both terms of a difference cancel. Numbers
     that happen to be zero, as behind a ReLU, do not count.
     """
-    domain = _Known()
+    domain = KnownNumber()
     eqns = program.jaxpr.eqns
     n = next((n for n in range(len(eqns), 0, -1) if holds_sown(eqns[n - 1])), 0)  # behind them is the optimizer
     forward(program, domain, [None] * len(program.jaxpr.invars), last=eqns[n] if n < len(eqns) else None)
     return {sown: places for sown, places in domain.zeros.items() if places}
 
 
-class _Known(Domain[Known]):
+class KnownNumber(Domain[Known]):
     """Knows the number that all elements of an array equal."""
 
     def __init__(self) -> None:
@@ -134,23 +135,21 @@ class _Known(Domain[Known]):
             return operands
         if name in _KEEPS_ZERO or (name == "integer_pow" and eqn.params["y"] > 0):
             return [value if value == 0 else None for value in operands]
-        if name in _PRODUCTS and 0 in operands:
+        if name in PRODUCTS and 0 in operands:
             return [0.0]
         if name in SCATTER_ADDS:
             return [operands[0] if operands[2] == 0 else None]
         if name in _JOINED:
             numbers = {*(operands[1:] if name == "select_n" else operands)}
             return [numbers.pop() if len(numbers) == 1 else None]
-        first, second = operands[0], operands[1] if len(operands) > 1 else None
+        first = operands[0]
         if first is None:
             return ()
         if name == "reduce_sum":
             return [first * eqn.invars[0].aval.size / max(eqn.outvars[0].aval.size, 1)]
         if name in ("split", "dynamic_slice", "gather") or (name == "div" and first == 0):
             return [first] * len(eqn.outvars)
-        if name not in _ARITHMETIC or (name != "neg" and second is None):
-            return [first / second if name == "div" and second else None]
-        return [_ARITHMETIC[name](*operands)]
+        return [_calculated(eqn, operands)]
 
     def visit(self, eqn: Any, operands: Sequence[Known]) -> None:
         if eqn.primitive is sow_p:
@@ -177,12 +176,16 @@ class Share(NamedTuple):
 
 
 Shares = Mapping[int, Share]  # by the number of the argument
-_WHOLE = Share(1.0)
+WHOLE = Share(1.0)
 _FACTOR_TOLERANCE = 0.05  # candidates whose factors are that close are equally good
 
 
 def match_new_params(
-    program: ClosedJaxpr, arguments: Sequence[int], argument_paths: Sequence[Path], result_paths: Sequence[Path]
+    program: ClosedJaxpr,
+    arguments: Sequence[int],
+    argument_paths: Sequence[Path],
+    result_paths: Sequence[Path],
+    shares: Sequence[Shares] | None = None,
 ) -> list[int | None]:
     """For each argument, the number of the result that is its new value; None if that is not certain.
 
@@ -199,8 +202,9 @@ def match_new_params(
       arguments: The numbers of the program's arguments to match.
       argument_paths: The paths of all arguments of the program. The first key is that of the step's argument.
       result_paths: The paths of all results.
+      shares: The shares of the arguments in each result, if they are known already.
     """
-    shares = _shares_in_results(program, _Sums())
+    shares = _shares_in_results(program, _Sums()) if shares is None else shares
     avals, results = ([*map(shape_and_dtype, variables)] for variables in (program.jaxpr.invars, program.jaxpr.outvars))
     sums: dict[int, list[int]] = defaultdict(list)  # by argument, the results that are it plus something
     for i, p, _ in _mains(program, shares):
@@ -223,7 +227,7 @@ def match_new_params(
 
 
 def _shares_in_results(program: ClosedJaxpr, domain: _Sums) -> list[Shares]:
-    everything = [_Value({i: _WHOLE}) for i in range(len(program.jaxpr.invars))]
+    everything = [Value({i: WHOLE}) for i in range(len(program.jaxpr.invars))]
     return [value.shares for value in forward(program, domain, everything)]
 
 
@@ -237,7 +241,7 @@ def _mains(program: ClosedJaxpr, shares: Sequence[Shares]) -> list[tuple[int, in
 def frozen_arguments(program: ClosedJaxpr) -> frozenset[int]:
     """The numbers of the arguments that a step returns as they are, or plus zero, and not plus anything else."""
     shares = _mains(program, _shares_in_results(program, _Sums()))
-    changed = {p for _, p, share in shares if share != _WHOLE}
+    changed = {p for _, p, share in shares if share != WHOLE}
     return frozenset([p for _, p, _ in shares if p not in changed])
 
 
@@ -249,7 +253,7 @@ def drifting_arguments(program: ClosedJaxpr) -> frozenset[int]:
     drifting = forward(program, _Varying(), [frozenset()] * len(program.jaxpr.invars))
     if not any(drifting):
         return frozenset()
-    return frozenset(p for i, p, _ in _mains(program, _shares_in_results(program, _SumsInLoops())) if drifting[i])
+    return frozenset(p for i, p, _ in _mains(program, _shares_in_results(program, SumsInLoops())) if drifting[i])
 
 
 class _Varying(Domain[frozenset[str]]):
@@ -311,7 +315,7 @@ def _nearest(path: Path, candidates: Sequence[int], result_paths: Sequence[Path]
     return [i for i in candidates if likeness(i) == best]
 
 
-class _Value(NamedTuple):
+class Value(NamedTuple):
     """What is known of a value."""
 
     shares: Shares = MappingProxyType({})  # of the arguments in it
@@ -319,48 +323,49 @@ class _Value(NamedTuple):
     is_near_one: bool = False  # it is `1 - x`, as `1 - rate * decay` is, a factor that is assumed to be near 1
 
 
-_NOTHING = _Value()
+NOTHING = Value()
 
 
-class _Sums(Domain[_Value]):
+class _Sums(Domain[Value]):
     """Sums of arguments, and scalar constants."""
 
     enters = CALLS | {COND, SHARD_MAP}
 
-    def unknown(self, atom: Any) -> _Value:
-        return _NOTHING
+    def unknown(self, atom: Any) -> Value:
+        return NOTHING
 
-    def constant(self, value: Any) -> _Value | None:
+    def constant(self, value: Any) -> Value | None:
         number = _number(value)
-        return None if number is None else _Value(number=number)
+        return None if number is None else Value(number=number)
 
-    def join(self, values: Sequence[_Value], atom: Any) -> _Value:
+    def join(self, values: Sequence[Value], atom: Any) -> Value:
         (first, *_), shares = values, _either([value.shares for value in values])
-        return first._replace(shares=shares) if len({value[1:] for value in values}) == 1 else _Value(shares)
+        return first._replace(shares=shares) if len({value[1:] for value in values}) == 1 else Value(shares)
 
-    def results(self, eqn: Any, operands: Sequence[_Value]) -> Sequence[_Value]:
+    def results(self, eqn: Any, operands: Sequence[Value]) -> Sequence[Value]:
         name, shares = eqn.primitive.name, [value.shares for value in operands]
         if eqn.primitive is sow_p:  # a parameter may be tapped; a gradient contains no parameter
             return operands if eqn.params["sown"].kind == "tap" else ()
         if name in SAME_LEAF:
             return operands
         if any(shares):
-            return [_Value(_shares_of_sum(name, operands))]
+            return [Value(_shares_of_sum(name, operands))]
         if name in RESHAPES:
             return operands[:1]
         numbers = [value.number for value in operands]
         if name == "mul" and 0 in numbers:
-            return [_Value(number=0.0)]
-        if name in _ARITHMETIC and None not in numbers:
-            return [_Value(number=_ARITHMETIC[name](*numbers))]
-        return [_Value(is_near_one=True)] if name == "sub" and numbers[0] == 1.0 else ()
+            return [Value(number=0.0)]
+        number = _calculated(eqn, numbers)
+        if number is not None:
+            return [Value(number=number)]
+        return [Value(is_near_one=True)] if name == "sub" and numbers[0] == 1.0 else ()
 
 
-class _SumsInLoops(_Sums):
+class SumsInLoops(_Sums):
     enters = _Sums.enters | {SCAN, WHILE}
 
 
-def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:
+def _shares_of_sum(name: str, operands: Sequence[Value]) -> Shares:
     """The shares in the result of an arithmetic primitive."""
     shares, numbers, _ = zip(*operands, strict=True)
     if name in ("add", "add_any", "sub"):
@@ -385,13 +390,30 @@ def _shares_of_sum(name: str, operands: Sequence[_Value]) -> Shares:
     return {}
 
 
+# What an optimizer computes of its count and its hyperparameters, as in a schedule.
 _ARITHMETIC: dict[str, Callable[..., float]] = {
-    "add": operator.add,
-    "add_any": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-}
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: getattr(math, name) for name in ("exp", "log", "log1p", "expm1", "cos", "sin", "tanh", "sqrt", "floor")},
+    **{"add_any": operator.add, "div": operator.truediv, "pow": operator.pow, "rem": math.fmod, "ceil": math.ceil},
+    **{"max": max, "min": min, "abs": abs, "square": lambda x: x * x, "rsqrt": lambda x: 1 / math.sqrt(x)},
+    "clamp": lambda least, x, most: min(max(x, least), most),
+    "select_n": lambda which, *cases: cases[int(which)],
+    "sign": lambda x: (x > 0) - (x < 0),
+}  # fmt: skip
+
+
+def _calculated(eqn: Any, numbers: Sequence[Known]) -> Known:
+    """The result of an arithmetic equation of known numbers."""
+    name = eqn.primitive.name
+    calculate = (lambda x: x ** eqn.params["y"]) if name == "integer_pow" else _ARITHMETIC.get(name)
+    if calculate is None or None in numbers:
+        return None
+    try:
+        number = float(calculate(*numbers))
+    except (ArithmeticError, TypeError, ValueError):  # as of a logarithm of 0
+        return None
+    is_whole = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.integer)
+    return (float(int(number)) if is_whole else number) if math.isfinite(number) else None
 
 
 def _number(x: Any) -> float | None:
@@ -474,7 +496,7 @@ def scanned_in(jaxpr: Any, known: Mapping[Any, int] = MappingProxyType({})) -> d
         if name == SCAN:
             for x in scan_parts(eqn, eqn.invars).xs:
                 add(x, 0)
-        for inner, operands in programs(eqn, eqn.invars):
+        for inner, operands in programs(eqn, eqn.invars) if name != PMAP else ():  # whose arrays have an axis less
             inner = open_jaxpr(inner)
             results = zip(inner.outvars, eqn.outvars, strict=False) if name in CALLS or name == COND else ()
             known = {v: found[result] for v, result in results if result in found and not isinstance(v, Literal)}

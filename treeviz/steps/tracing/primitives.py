@@ -78,7 +78,7 @@ REMATS = frozenset(["remat2", "checkpoint"])
 CUSTOM_DERIVATIVES = frozenset(["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"])
 CALLS = JITS | REMATS | CUSTOM_DERIVATIVES | {"eval_jaxpr", "closed_call", "core_closed_call", "core_call"}
 
-COND, SCAN, SHARD_MAP, WHILE = "cond", "scan", "shard_map", "while"
+COND, PMAP, SCAN, SHARD_MAP, WHILE = "cond", "xla_pmap", "scan", "shard_map", "while"
 
 
 # Jaxprs inside an equation
@@ -139,7 +139,7 @@ def programs(eqn: Any, operands: Sequence[Any]) -> list[tuple[Any, Sequence[Any]
             (parts.condition, [*parts.cond_consts, *parts.carry]),
             (parts.body, [*parts.body_consts, *parts.carry]),
         ]
-    return [(called_jaxpr(eqn), operands)] if name in CALLS or name in (SCAN, SHARD_MAP) else []
+    return [(called_jaxpr(eqn), operands)] if name in CALLS or name in (PMAP, SCAN, SHARD_MAP) else []
 
 
 class ScanParts(NamedTuple):
