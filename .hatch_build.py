@@ -42,12 +42,12 @@ def shortened(text: str) -> str:
     return re.sub(r"\bconst (?=[\w{[])", "let ", text)
 
 
-def packed(text: str) -> bytes:
+def packed(text: str, shortens: bool = True) -> bytes:
     """A script, minified and deflated."""
     import minify
     from zopfli.zlib import compress
 
-    minified = minify.string("application/javascript", shortened(text))
+    minified = minify.string("application/javascript", shortened(text) if shortens else text)
     return compress(minified.encode(), numiterations=15)[2:-4]  # without what zlib puts around it
 
 
@@ -61,7 +61,7 @@ class Minify(BuildHookInterface):
             place = bundle["packed_file"](name)
             file = Path(self.folder.name, place.name)
             try:
-                file.write_bytes(packed(bundle["readable"](name)))
+                file.write_bytes(packed(bundle["readable"](name), shortens=name != "site"))
             except ImportError as error:  # there is no wheel of it for this machine: see `requires` in pyproject.toml
                 self.app.display_warning(f"the front end is not minified, and pages are a third larger: {error}")
                 return

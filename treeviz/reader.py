@@ -252,6 +252,15 @@ def _of_folder(folder: Path) -> Callable[[Path], Any]:
     )
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is one checkpoint, which `read` reads, and not a folder of some."""
+    try:
+        _of_folder(folder)
+    except (LoadError, OSError):
+        return False
+    return True
+
+
 def is_in_python(path: str | os.PathLike[str]) -> bool:
     """Whether the path is no file but "package.module:name"."""
     return isinstance(path, str) and _ATTRIBUTE.fullmatch(path) is not None and not os.path.exists(path)

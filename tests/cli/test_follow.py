@@ -9,31 +9,12 @@ from itertools import count
 
 import numpy as np
 import pytest
-from norm_runs import Run
+from runs_in_files import Training
 
 from treeviz.cli import main
 from treeviz.cli.follow import RunScreen, new_findings
 from treeviz.cli.output import TROUBLE
-from treeviz.steps.recording.history import History
-from treeviz.steps.recording.history_file import STOPPED_S, Followed, journal_of, keep, load, save
-
-LAYERS = {f"['layers'][{i}]['{leaf}']": 10 for i in range(3) for leaf in ("b", "w")}
-
-
-class Training:
-    """A process that writes a run, one step at a time."""
-
-    def __init__(self, path):
-        self.run, self.step = Run(dict(LAYERS), n_steps=100), 0
-        self.run.grads[50:], self.run.bad[50:] = np.nan, 1
-        self.history = History(self.run.sources[:1])
-        self.path = keep(self.history, path)
-
-    def go_on(self, n: int) -> None:
-        for step in range(self.step, self.step + n):
-            numbers = {"norm": self.run.grads[step], "nonfinite": self.run.bad[step]}
-            self.history.append(step, {"grads": numbers})
-        self.step += n
+from treeviz.steps.recording.history_file import STOPPED_S, Followed, journal_of, load, save
 
 
 def same(followed: Followed, training: Training) -> bool:

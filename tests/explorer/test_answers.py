@@ -16,7 +16,7 @@ from sample_trees import SAMPLES
 
 import treeviz as tv
 from treeviz.analysis.details.sections import MOST_BYTES, window
-from treeviz.views.widget.widget import OPERATIONS
+from treeviz.views.widget.backend import OPERATIONS
 
 pytest.importorskip("anywidget")
 pytest.importorskip("treescope")

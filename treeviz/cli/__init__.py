@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from treeviz.cli import check, demo, diff, doctor, grads, show
+from treeviz.cli import check, demo, diff, doctor, grads, serve, show
 from treeviz.cli.output import TROUBLE, check_outputs, drop_output, one_line, open_closed_descriptors, print_error
 from treeviz.cli.source import reading
 from treeviz.tree.runtime import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
-_COMMANDS = (show, diff, check, grads, demo, doctor)
+_COMMANDS = (show, diff, check, grads, serve, demo, doctor)
 _DESCRIPTION = "Inspect, diff and check JAX pytrees in files, and show recorded runs."
 _EPILOG = """\
 examples:
@@ -28,6 +28,7 @@ examples:
   treeviz diff run/100 gs://bucket/run/200   one of them at an address
   treeviz check params.npz --values          problems, also in its values
   treeviz grads run.treeviz --open           the gradients of a recorded run
+  treeviz serve runs/                        all runs of a folder in a browser
 
 `treeviz FILE` is `treeviz show FILE`; a file with the name of a command is
 ./check. The status is 0; 1 for a difference, an error that check found, or no

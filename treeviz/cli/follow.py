@@ -41,22 +41,6 @@ def run(options: argparse.Namespace) -> int:
     return SAME
 
 
-def _updated(followed: Followed) -> tuple[bool, str]:
-    """Read what is new. Returns whether anything is, and why nothing can be read."""
-    name = one_line(followed.path)
-    try:
-        is_new, trouble = followed.read(), ""
-    except FileNotFoundError:
-        is_new, trouble = False, f"waiting for {name}" if followed.history is None else f"{name} is gone"
-    except (OSError, ValueError) as error:  # `keep` first makes an empty file
-        is_new, trouble = False, f"waiting for the first step in {name}"
-        if followed.history is not None or followed.path.stat().st_size:
-            trouble = one_line(error)
-    if is_new or not followed.move_on():
-        return is_new, trouble
-    return _updated(followed)
-
-
 def new_findings(
     followed: Followed,
     total: int | None = None,
@@ -73,7 +57,7 @@ def new_findings(
     run = said = ""
     while True:
         began = clock()
-        is_new, trouble = _updated(followed)
+        is_new, trouble = followed.update()
         if trouble and trouble != said:
             print_error(trouble)
         said, history = trouble, followed.history
@@ -136,7 +120,7 @@ class RunScreen:
         from treeviz.steps.findings.finding import Thresholds
         from treeviz.views.text.rows import open_first
 
-        is_new, self._trouble = _updated(self._followed)
+        is_new, self._trouble = self._followed.update()
         history = self._followed.history
         if not is_new or not history:
             return False

@@ -282,12 +282,16 @@ MOST_STORED = 2**40  # elements of a stored array that are read on request
 class Explored:
     """The backend of a widget that shows a tree, which is referenced weakly unless `keep`.
 
-    `make_view` walks a tree and the other trees of a call. It returns the view, and the node or leaf of each row.
+    Args:
+      make_view: Walks a tree and the other trees of a call; returns the view, and the node or leaf of each row.
+      by_page: The page draws values itself, since its policy does not allow treescope's scripts.
     """
 
-    def __init__(self, tree: Any, make_view: MakeView, *, trees: Mapping[str, Any], keep: bool = False) -> None:
+    def __init__(
+        self, tree: Any, make_view: MakeView, *, trees: Mapping[str, Any], keep: bool = False, by_page: bool = False
+    ) -> None:
         self._make_view = make_view
-        self._keep = keep
+        self._keep, self._by_page = keep, by_page
         self.view, nodes = make_view(tree, trees)
         self._weak_tree = WeakTree(self.view.table, nodes, keep=keep)
 
@@ -333,7 +337,7 @@ class Explored:
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page, one of `treeviz.views.widget.widget.OPERATIONS`, in plain data and buffers.
+        """Answer a request of the page, one of `treeviz.views.widget.backend.OPERATIONS`, in plain data and buffers.
 
         `numbers` are the row, then the arguments of the operation. A page may cancel a request late or never.
         """
@@ -354,12 +358,15 @@ class Explored:
             case "detail":
                 has_stats = "rms" in self.view.table.columns
                 parts = chain(
-                    [lambda: _device_section(self.view.table, row), lambda: window_section(node)],
+                    [
+                        lambda: _device_section(self.view.table, row),
+                        lambda: window_section(node, by_page=self._by_page),
+                    ],
                     detail_parts(node, kind, budget, stats=not has_stats),
                     [lambda: buttons(kind)],
                 )
             case "slice":
-                parts = [lambda: window_section(node, numbers[1:3], numbers[3:])]
+                parts = [lambda: window_section(node, numbers[1:3], numbers[3:], by_page=self._by_page)]
             case "statistics":
                 parts = [lambda: statistics(node, most_elements=MOST_STORED)]
             case "treescope":
@@ -378,13 +385,15 @@ def _device_section(table: TreeTable, row: int) -> list[Section]:
     return [{"kind": "pairs", "title": "bytes on each device", "pairs": pairs}] if pairs else []
 
 
-def window_section(node: Any, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> list[Section]:
+def window_section(
+    node: Any, axes: Sequence[int] = (), starts: Sequence[int] = (), *, by_page: bool = False
+) -> list[Section]:
     """A picture of a part of an array, with the data that the page needs to request another part."""
     from treeviz.integrations.treescope import is_drawable
 
     if not has_values(node) or not is_drawable(node := plain_array(node)):
         return []
-    return [drawn_section(window(node, axes, starts), node.shape, str(node.dtype))]
+    return [drawn_section(window(node, axes, starts), node.shape, str(node.dtype), by_page=by_page)]
 
 
 def treescope_section(node: Any) -> list[Section]:
@@ -398,12 +407,12 @@ def treescope_section(node: Any) -> list[Section]:
     return [{**facts, "html": html} if html else text("There is more inside than fits into one answer.")]
 
 
-def drawn_section(part: Window, shape: Sequence[int], dtype: str) -> Section:
+def drawn_section(part: Window, shape: Sequence[int], dtype: str, *, by_page: bool = False) -> Section:
     """A window of an array as a section."""
     from treeviz.integrations.treescope import window_picture
 
     facts = {"shape": list(shape), "axes": part.axes, "starts": part.starts, "sizes": part.sizes}
-    return {"kind": "window", **facts, **window_picture(part, dtype)}
+    return {"kind": "window", **facts, **window_picture(part, dtype, by_page=by_page)}
 
 
 def _replaced(before: TreeTable, after: TreeTable, is_changed: Callable[[int, int], bool]) -> Replaced:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from treeviz.views.view import shell_of_notebook
 
 if TYPE_CHECKING:
     from treeviz.inspector.run_log import RunLog
+    from treeviz.inspector.served import Server
     from treeviz.steps.nan_origin.locate import NanOrigin
     from treeviz.steps.tracing.called import CalledSteps
     from treeviz.views.widget.widget import TreeWidget
@@ -524,6 +526,28 @@ class GradientInspector:
             text = f"keep: {path} is not of this run and stays unchanged; this run is kept in {kept}. To continue what "
             warnings.warn(f"{text}is in a file, begin with GradientInspector.load({str(path)!r}).", stacklevel=2)
         return kept
+
+    def serve(self, port: int | None = None) -> Server:
+        """Serve this run to a browser on this machine, by a process of its own that follows the file of `keep`.
+
+            server = inspector.serve()                # prints the address; open it, also over ssh -L
+            server.close()                            # or it ends with this program
+
+        Takes some seconds, until the process has started. It costs the training nothing but the writing of the file;
+        without `keep` before, the run is kept in a temporary folder until the program ends. Needs `jax-treeviz[serve]`.
+
+        Args:
+          port: By default 8710, or the next free one.
+
+        Raises:
+          OSError: The server did not start; the message has its reason.
+        """
+        from treeviz.inspector.served import Server
+
+        journal = self._recorder.history.journal
+        folder = None if journal is not None else TemporaryDirectory(prefix="treeviz-")
+        path = journal.path if folder is None else self.keep(Path(folder.name) / "run.treeviz")
+        return Server(path, port, folder)
 
     def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
         """Log measurements and findings to an experiment logger from now on, in a background thread.

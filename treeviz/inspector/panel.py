@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from treeviz.inspector.views import newest_scalars, running_view, waiting_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.recording.history import History, Track, main_source, occurs_in
-from treeviz.steps.recording.recorder import Recorder, Ticker
+from treeviz.steps.recording.recorder import Ticker
 from treeviz.steps.series import as_float32, is_of_step, position_of, scalar_series, table_of_source
 from treeviz.steps.statistics import StopTraining
 from treeviz.tree.layers import part_of, row_for_jax
@@ -29,7 +29,6 @@ from treeviz.views.tree_view import TreeView
 from treeviz.views.view import shell_of_notebook
 
 if TYPE_CHECKING:
-    from treeviz.inspector.runs import Runs
     from treeviz.views.widget.backend import Replaced
     from treeviz.views.widget.widget import TreeWidget
 
@@ -37,15 +36,48 @@ if TYPE_CHECKING:
 # The backend of a live widget
 
 
+class Calls(Protocol):
+    """The part of `Runs` that the live view uses: which calls of the watched steps were measured."""
+
+    def calls(self) -> Mapping[Any, int]: ...
+    def last_called(self, source: str, newest: int) -> int: ...
+    def first_called(self, source: str, first: int, before: Mapping[Any, int]) -> int: ...
+
+
 class Inspector(Protocol):
     """The part of `GradientInspector` that the live view uses."""
 
     thresholds: Thresholds
-    _runs: Runs
 
+    @property
+    def _runs(self) -> Calls: ...
     @property
     def name(self) -> str: ...
     def render(self) -> TreeView: ...
+
+
+class Recording(Protocol):
+    """The part of a `Recorder` that the live view uses."""
+
+    listeners: Any
+
+    @property
+    def reading(self) -> Any: ...
+    @property
+    def n_dropped(self) -> int: ...
+    @property
+    def history(self) -> History: ...
+    def __len__(self) -> int: ...
+    def flush(self) -> Any: ...
+    def read_what_is_ready(self) -> Any: ...
+
+
+class Shown(Protocol):
+    """What shows the run to its readers: a widget, or the pages of a server."""
+
+    def follow(self, status: dict[str, Any], *, renewed: bool = False, is_another: bool = False) -> None: ...
+    def send_message(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None: ...
+    def renew_page(self) -> None: ...
 
 
 class LiveBackend:
@@ -105,6 +137,8 @@ class LiveBackend:
     def close(self) -> None:
         self.panel.close()
 
+
+ShownT = TypeVar("ShownT", bound=Shown)
 
 # What is new in a history since the last message, and how often to send it
 
@@ -290,8 +324,7 @@ class RunMessages:
 
     def __init__(
         self,
-        name: str,
-        recorder: weakref.ref[Recorder],
+        recorder: weakref.ref[Recording],
         *,
         thresholds: Thresholds,
         total: int | None,
@@ -301,7 +334,7 @@ class RunMessages:
     ) -> None:
         self.progress = Progress(total, clock=clock)
         self.state = "waiting"  # before the first step; then "running", and after the run "still", "done" or "stopped"
-        self._name, self._recorder, self._thresholds = name, recorder, thresholds
+        self._recorder, self._thresholds = recorder, thresholds
         self._cpu_clock, self._first_called = cpu_clock, first_called
         self._reason = ""  # why the run stopped
         self._findings: list[Finding] = []
@@ -337,7 +370,7 @@ class RunMessages:
             self.state, self._reason = "running", ""
         self._poll_findings(history, now=True)
         self.progress.count(history.last(source)[0])
-        view = running_view(history, self._name, self._findings)
+        view = running_view(history, history.tree, self._findings)
         self._sequence += 1
         self._n_steps, self._n_scalars = history.tracks[source, "norm"].n_steps, history.scalars.n_appended
         return view
@@ -400,7 +433,7 @@ class RunMessages:
         self._findings = findings(history, thresholds=self._thresholds)
         self._search.spent(self._cpu_clock() - before)
         source = main_source(history)
-        leaves = table_of_source(history, source, self._name).measured.tolist()
+        leaves = table_of_source(history, source, history.tree).measured.tolist()
         self._marks = [
             [
                 0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
@@ -456,7 +489,7 @@ class LivePanel:
     def __init__(
         self,
         inspector: Inspector,
-        recorder: Recorder,
+        recorder: Recording,
         *,
         total: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -468,7 +501,6 @@ class LivePanel:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._throttle = Throttle(clock=clock)
         self._messages = RunMessages(
-            inspector.name,
             self._recorder,
             thresholds=inspector.thresholds,
             total=total,
@@ -479,7 +511,7 @@ class LivePanel:
         self._calls = inspector._runs.calls()  # before the run
         self._progress = self._messages.progress
         self.backend = LiveBackend(self._inspector, self, waiting_view(inspector.name))
-        self._widget: TreeWidget | None = None
+        self._widget: Shown | None = None
         self._finish_again = 0.0  # the earliest time for the next final view
         self._in_cell = False
         self._shell_thread = threading.get_ident()
@@ -491,6 +523,10 @@ class LivePanel:
         # Imported here, so that other scripts do not load the widget stack.
         from treeviz.views.widget.widget import TreeWidget
 
+        return self.show_in(TreeWidget)
+
+    def show_in(self, make: Callable[[LiveBackend, dict[str, Any]], ShownT]) -> ShownT:
+        """Create what shows the run from now on, given the backend and the status of the run."""
         recorder = self._recorder()
         if recorder is None:
             raise ReferenceError("live: the inspector is gone.")
@@ -500,12 +536,12 @@ class LivePanel:
             if recorder.history:
                 self._show_final("still")
                 self._progress.end(recorder.history.tracks[main_source(recorder.history), "norm"])
-            self._widget = TreeWidget(self.backend, self._messages.status())
+            self._widget = shown = make(self.backend, self._messages.status())
             recorder.listeners = (*recorder.listeners, self)
         shell = shell_of_notebook()
         if shell is not None:
             shell.events.register("post_run_cell", self._after_cell)
-        return self._widget
+        return shown
 
     # A listener of the recorder
 

@@ -240,7 +240,7 @@ def _first_values(
         values, is_here = in_rows(last.reshape(last.shape[-2:])), in_rows(np.ones(last.shape[-2:], bool))
         axes = (part.ndim - 2 if part.ndim > 1 else -1, part.ndim - 1)
         window = Window(values, is_here, axes, starts, last.shape, (), ())
-        return _by_page(window, caption(last), error)
+        return _by_page(window, caption(last), _instead(error))
 
     if error is not None:
         return itself(error)
@@ -250,8 +250,12 @@ def _first_values(
     return guarded(lambda: _by_treescope(drawn, labels, caption(part)), itself)
 
 
-def window_picture(window: Window, dtype: str) -> dict[str, Any]:
-    """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails."""
+def window_picture(window: Window, dtype: str, *, by_page: bool = False) -> dict[str, Any]:
+    """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails.
+
+    Args:
+      by_page: Always a drawing, for a page whose policy does not allow treescope's scripts.
+    """
     names = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     ranges = enumerate(zip(window.starts, window.sizes, strict=True))
     where = ", ".join(f"{start}:{start + n}" if i in window.axes else f"{start}" for i, (start, n) in ranges)
@@ -261,16 +265,22 @@ def window_picture(window: Window, dtype: str) -> dict[str, Any]:
         caption += f" from {', '.join([*window.devices[:8], *more])}"
     if window.elsewhere:
         caption += f"; the rest is in another process, on {', '.join(window.elsewhere)}"
+    if by_page:
+        return {"drawn": _by_page(window, caption, "")}
     height = 116 + _cell(window.values) * len(window.values) + 15 * (len(caption) // 40)
     return guarded(
         lambda: {"html": _by_treescope(window.values, names, caption, window.is_here), "height": height},
-        lambda error: {"drawn": _by_page(window, caption, error)},
+        lambda error: {"drawn": _by_page(window, caption, _instead(error))},
     )
 
 
-def _by_page(window: Window, caption: str, error: BaseException) -> Drawing:
+def _instead(error: BaseException) -> str:
+    return f"{_reason(error)}. So treeviz draws it."
+
+
+def _by_page(window: Window, caption: str, why: str) -> Drawing:
     values, note = _as_drawn(window.values)
-    return drawing(window, values, caption + note, f"{_reason(error)}. So treeviz draws it.")
+    return drawing(window, values, caption + note, why)
 
 
 def _by_treescope(part: np.ndarray, labels: dict[int, str], caption: str, valid: np.ndarray | None = None) -> str:

@@ -26,7 +26,8 @@ import ipywidgets
 import traitlets
 
 from treeviz.views import view as notebook
-from treeviz.views.widget.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_NUMBERS, MOST_SELECTED, OPERATIONS
+from treeviz.views.widget.backend import MOST_NUMBERS, OPERATIONS
+from treeviz.views.widget.widget import LONGEST_TEXT, MOST_EXPANDED, MOST_SELECTED
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

@@ -294,6 +294,18 @@ class Followed:
         self.history = history
         return is_new
 
+    def update(self) -> tuple[bool, str]:
+        """`read`, or `move_on` after a stop. Returns whether anything is new, and why nothing can be read."""
+        name = visible(str(self.path), 1000)
+        try:
+            is_new, trouble = self.read(), ""
+        except FileNotFoundError:
+            is_new, trouble = False, f"waiting for {name}" if self.history is None else f"{name} is gone"
+        except (OSError, ValueError) as error:  # `keep` first makes an empty file
+            is_empty = self.history is None and not self.path.stat().st_size
+            is_new, trouble = False, f"waiting for the first step in {name}" if is_empty else visible(str(error), 1000)
+        return (is_new, trouble) if is_new or not self.move_on() else self.update()
+
     @property
     def written(self) -> float:
         """When the file was last written, in seconds since 1970; 0.0 if it is not there."""

@@ -32,6 +32,7 @@ _DRAWN = (*_DIFF, "drawn/drawing.js")  # for values that treescope cannot draw
 # The entry modules of a page, by `View.part`.
 PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF, "drawn": _DRAWN}
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
+_SITE = ("serve/site.js",)  # the pages of `treeviz serve`, which show a run by the widget's module
 _EXPORTS = ("export function mount(", "export default ")
 _IMPORT = re.compile(r'^import .*"(\..*\.js)";$', re.MULTILINE)
 
@@ -60,13 +61,13 @@ def packed_widget_module() -> str:
     return f"const PACKED = {json.dumps(packed_text('widget'))};\n{script('widget_loader')}"
 
 
-BUNDLES = (*PARTS, "widget", "page_loader", "widget_loader", "fallback")
+BUNDLES = (*PARTS, "widget", "site", "page_loader", "widget_loader", "fallback")
 
 
 def readable(bundle: str) -> str:
     """One of `BUNDLES`, from the assets in this checkout. A page's bundle is a script that defines no global names."""
-    if bundle == "widget":
-        return widget_module_text()
+    if bundle in ("widget", "site"):
+        return widget_module_text() if bundle == "widget" else _joined(_SITE)
     if bundle not in PARTS:
         text = "".join(map(_joinable, modules_in_order([f"load/{bundle}.js"])))
         return f"{{{text}}}" if bundle == "page_loader" else text  # a minifier shortens all names in a block

@@ -19,53 +19,21 @@ from treeviz.tree.runtime import PrivateName, warn_of_missing
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import visible
 from treeviz.views.html.bundle import packed_widget_module
-from treeviz.views.tree_view import TreeView
 from treeviz.views.view import outputs_share_a_page, publish, shell_of_notebook, shows_html
-from treeviz.views.widget.backend import Backend
-
-# Rows by key path, as in assets/widget/sync.js and assets/tree/rows.js
-
-_ROWS_AT_FIRST = 30  # rows that the initially open levels may show
-
-
-def path_name(table: TreeTable, row: int) -> str:
-    """The key path as `jax.tree_util.keystr` writes it; the tree's name for the root."""
-    return table[row].keystr or table.name
-
-
-def row_of_path(table: TreeTable, text: str) -> int | None:
-    """The first row with this key path, or None."""
-    if text in ("", table.name):
-        return 0
-    waiting = [(0, 0)]
-    while waiting:
-        node, offset = waiting.pop()
-        children = []
-        for row in table.children(node):
-            keystr = table.key(row).keystr
-            if keystr and text.startswith(keystr, offset):
-                if offset + len(keystr) == len(text):
-                    return row
-                children.append((row, offset + len(keystr)))
-        waiting += reversed(children)
-    return None
-
-
-def first_open(table: TreeTable, depth: int | None, most: int) -> list[int]:
-    """The first `most` of the initially open nodes: those above `depth`, by default as many levels as fit."""
-    if depth is None:
-        n_shown = np.cumsum(np.bincount(table.depth))
-        depth = max(1, int(np.searchsorted(n_shown, _ROWS_AT_FIRST, side="right")) - 1)
-    is_node = table.end > np.arange(len(table)) + 1
-    return [int(row) for row in np.flatnonzero(is_node & (table.depth < depth))[:most]]
-
+from treeviz.views.widget.backend import (
+    MOST_EXPANDED,
+    Backend,
+    answered,
+    open_paths,
+    path_name,
+    read_request,
+    row_of_path,
+)
 
 # The messages that a page may send: changes of four traits, and requests of an operation with integers
 
 FROM_THE_PAGE = ("expanded", "query", "selection", "value")  # traits, in order of dependency
-OPERATIONS = frozenset({"detail", "slice", "statistics", "referrers", "treescope", "whole"})
 FROM_PYTHON = ("answer", "append", "log")  # messages that the page only receives
-MOST_NUMBERS = 64  # of a request
 MOST_SELECTED = 10_000
 LONGEST_TEXT = 100_000  # characters of a path or a query
 
@@ -89,21 +57,6 @@ def is_small(name: str, value: Any) -> bool:
     if isinstance(value, list) and len(value) <= MOST_SELECTED:
         return sum(len(part) if isinstance(part, str) else 1 for part in value) <= 10 * LONGEST_TEXT
     return False
-
-
-def read_request(content: Any, buffers: Any) -> tuple[str, int, int, list[int]] | str:
-    """The operation, the request's number, the version of the tree and the integers; or why the request is invalid."""
-    if not isinstance(content, dict) or set(content) != {"op", "id", "version", "numbers"} or buffers:
-        return "a message that is not a request"
-    operation, numbers = content["op"], content["numbers"]
-    if not isinstance(operation, str) or operation not in OPERATIONS | {"cancel"}:
-        return "a request for something unknown"
-    if not isinstance(numbers, list) or len(numbers) > MOST_NUMBERS:
-        return f"{operation} with too much, or with no list"
-    whole = [content["id"], content["version"], *numbers]
-    if not all(type(number) is int and abs(number) < 2**53 for number in whole):
-        return f"{operation} with something else than integers"
-    return operation, content["id"], content["version"], numbers
 
 
 # The private names of ipywidgets that the widget overrides or uses, and the consequence if one is missing
@@ -263,20 +216,14 @@ class PageWidget(ThreadSafeWidget):
         if isinstance(request, str):
             self._drop(request)
             return
-        operation, number, version, numbers = request
         backend = self._backend
-        if operation == "cancel":
-            self._cancelled.extend(numbers[:1])
+        if request.operation == "cancel":
+            self._cancelled.extend(request.numbers[:1])
         elif backend is not None:
-            if version != self._version or (numbers and not 0 <= numbers[0] < len(backend.view.table)):
-                self.send({"op": "answer", "id": number, "stale": True})
-                return
-            try:
-                answer, parts = backend.answer(operation, numbers, lambda: number in self._cancelled)
-            except Exception as error:
-                answer, parts = {"error": f"{type(error).__name__}: {str(error)[:500]}"}, []
-                self._log(f"{operation} of row {numbers[:1]}: {answer['error']}")
-            self.send({**answer, "op": "answer", "id": number}, parts)
+            answer, parts = answered(backend, self._version, request, lambda: request.id in self._cancelled)
+            if "error" in answer:
+                self._log(f"{request.operation} of row {request.numbers[:1]}: {answer['error']}")
+            self.send(answer, parts)
 
     def _drop(self, description: str, *, to_page: bool = True) -> None:
         self._log_seldom(f"dropped from the page: {description}", to_page=to_page)
@@ -363,9 +310,6 @@ class DisplayedWidget(PageWidget):
         return "explore: closed" if self._backend is None else f"explore: {self._backend.view.title}"
 
 
-MOST_EXPANDED = 2_000
-
-
 class TreeWidget(DisplayedWidget):
     """An interactive tree whose state Python can read, set and observe; see `treeviz.explore`.
 
@@ -396,7 +340,7 @@ class TreeWidget(DisplayedWidget):
     def __init__(self, backend: Backend, status: dict[str, Any] | None = None) -> None:
         self._backend = backend
         view = backend.view
-        token, expanded = secrets.token_hex(8), _open_paths(view)
+        token, expanded = secrets.token_hex(8), open_paths(view)
         super().__init__(_packed=view.packed, _token=token, _live=status or {}, expanded=expanded)
 
     @property
@@ -452,7 +396,7 @@ class TreeWidget(DisplayedWidget):
                 value, self.selection = self.value, []
                 self.value = value
                 self._follow_value(None)  # the row of `value` may exist now
-                self.expanded = _open_paths(self._open_backend.view)
+                self.expanded = open_paths(self._open_backend.view)
 
     @property
     def selected(self) -> list[Any]:
@@ -523,8 +467,3 @@ class TreeWidget(DisplayedWidget):
         else:
             # The page itself reports this.
             self._log(f"value: there is no {self.value[:200]} in {self.table.name}", to_page=False)
-
-
-def _open_paths(view: TreeView) -> list[str]:
-    rows = (view.diff or {}).get("open") or first_open(view.table, view.depth, MOST_EXPANDED)
-    return [path_name(view.table, row) for row in rows]

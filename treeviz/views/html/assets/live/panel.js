@@ -98,19 +98,19 @@ export class LivePanel {
   /** Show the state, the progress and the speed of the run. */
   show() {
     const { status } = this.live;
-    const { state, step, done, total, rate, elapsed, dropped, scalars, why } = status;
+    const { state, step, done, total, rate, elapsed, dropped, scalars, why, written } = status;
     const isRunning = state === "running";
     this.element.dataset.state = this.paused && isRunning ? "paused" : state;
     const severity = (this.element.dataset.severity = worstSeverity(this.seriesView));
     const finished = severity === "error" ? "finished with errors" : "finished";
-    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: "no step for 5 s", done: finished, stopped: `stopped by ${why}` }[state];
+    const title = { waiting: "waiting", running: this.paused ? "paused" : "running", still: written ? `written ${new Date(1000 * written).toLocaleString()}` : "no step for 5 s", done: finished, stopped: `stopped by ${why}` }[state];
     setText(this.state, title ?? state);
     const parts = [];
     if (state === "waiting") parts.push("for the first step");
     if (step !== undefined) parts.push(total ? `step ${countText(done ?? 0)} of ${countText(total)}` : `step ${countText(step)}`);
     if (rate) parts.push(speedText(rate));
     if (isRunning && rate && total && done !== undefined && done < total) parts.push(`${timeText((total - done) / rate)} left`);
-    else if (step !== undefined) parts.push(`in ${timeText(elapsed)}`);
+    else if (step !== undefined && elapsed) parts.push(`in ${timeText(elapsed)}`);
     parts.push(...scalars);
     if (dropped) parts.push(`${countText(dropped)} steps not shown`);
     setText(this.text, parts.join(" · "));

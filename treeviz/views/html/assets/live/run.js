@@ -7,7 +7,7 @@ import { Series } from "../series/series.js";
 /** @typedef {import("../tree/tree.js").Tree} Tree */
 /** The state of a run.
  * @typedef {{state: "waiting" | "running" | "still" | "done" | "stopped", why: string, sequence: number, dropped: number, total: number | null,
- *   scalars: string[], elapsed: number, step?: number, done?: number, rate?: number}} Status */
+ *   scalars: string[], elapsed: number, step?: number, done?: number, rate?: number, written?: number}} Status, "written" of a file, in seconds since 1970 */
 
 const MAX_KEPT = 256; // messages, while no view is open
 

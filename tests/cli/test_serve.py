@@ -1,0 +1,185 @@
+"""`treeviz serve`: what is listed, who is let in, and what can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from runs_in_files import Training
+
+from treeviz.cli import main
+from treeviz.cli.output import TROUBLE
+
+starlette = pytest.importorskip("treeviz.integrations.starlette", reason="starlette is not installed")
+site = pytest.importorskip("treeviz.cli.site")
+TestClient = pytest.importorskip("starlette.testclient").TestClient
+
+PORT, TOKEN = 8710, "a-token"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with runs, checkpoints and what is neither."""
+    training = Training(tmp_path / "run.treeviz")
+    training.go_on(60)
+    (tmp_path / "old").mkdir()
+    Training(tmp_path / "old" / "run.treeviz").go_on(10)
+    os.utime(tmp_path / "old" / "run.treeviz", (1000, 1000))
+    os.utime(tmp_path / "old" / "run.treeviz.journal", (1000, 1000))
+    np.savez(tmp_path / "params.npz", **{"layers.0.w": np.arange(12.0).reshape(3, 4)})
+    (tmp_path / "notes.txt").write_text("secret")
+    (tmp_path / "secret.treeviz").symlink_to("/etc/passwd")
+    (tmp_path / ".hidden.treeviz").write_bytes(b"")
+    (tmp_path / "broken.treeviz").write_bytes(b"no run")
+    return tmp_path
+
+
+def client_of(served, *, token=True):
+    client = TestClient(starlette.make_app(served, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
+    if token:
+        client.cookies.set(f"treeviz-{PORT}", TOKEN)
+    return client
+
+
+def test_the_list_has_the_newest_first_and_says_what_is_wrong(folder):
+    served = site.Site([folder])
+    keys = [item["key"] for item in served.items()]
+    assert sorted(keys) == ["broken.treeviz", "old/run.treeviz", "params.npz", "run.treeviz"]
+    assert keys[-1] == "old/run.treeviz"
+    served._searching.join()
+    items = {item["key"]: item for item in served.items()}
+    assert (items["run.treeviz"]["steps"], items["run.treeviz"]["step"]) == (60, "step 59")
+    assert items["run.treeviz"]["findings"][0] == ["error", "6 of 6 leaves of grads were NaN or infinite at step 50."]
+    assert "is not a run" in items["broken.treeviz"]["findings"][0][1]
+    assert items["params.npz"]["kind"] == "checkpoint" and items["params.npz"]["bytes"] > 0
+    assert [item["key"] for item in site.Site([folder / "run.treeviz", folder / "old" / "run.treeviz"]).items()] == [
+        "run.treeviz",
+        "run.treeviz'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},  # DNS rebinding
+        {"host": "127.0.0.1"},  # another port
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},  # another port of this machine
+    ],
+)
+def test_a_stranger_is_not_let_in(folder, headers):
+    client = client_of(site.Site([folder]))
+    for path in ("/", "/list", "/at/run.treeviz", "/tree/run.treeviz", "/assets/site.js"):
+        assert client.get(path, headers=headers).status_code == 403
+    assert client.post("/ask/run.treeviz", json={}, headers=headers).status_code == 403
+
+
+def test_the_token_becomes_a_cookie(folder):
+    client = client_of(site.Site([folder]), token=False)
+    for path in ("/", "/list", "/?token=another", "/tree/run.treeviz", "/?token=ä"):
+        assert client.get(path).status_code == 403
+    answer = client.get(f"/two?left=a&token={TOKEN}&right=b", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/two?left=a&right=b")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert client.get("/").status_code == 200 and client.get("/list").status_code == 200
+    policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self';" in policy and "frame-ancestors 'none'" in policy
+    for path in ("/", "/list", "/two", "/assets/site.js", "/nothing"):
+        assert client.get(path).headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in client.get(path).headers
+
+
+ELSEWHERE = ("notes.txt", "secret.treeviz", ".hidden.treeviz", "../run.treeviz", "..%2Frun.treeviz", "/etc/passwd")
+ELSEWHERE += ("%2Fetc%2Fpasswd", "old/../notes.txt", "run.treeviz.journal", "", "%00", "a" * 5000)
+
+
+@pytest.mark.parametrize("key", ELSEWHERE)
+def test_nothing_is_read_that_is_not_in_the_list(folder, key):
+    client = client_of(site.Site([folder]))
+    for kind in ("tree", "events", "assets"):
+        answer = client.get(f"/{kind}/{key}")
+        assert answer.status_code == 404 and "secret" not in answer.text and "root:" not in answer.text
+    assert client.get("/two", params={"left": key, "right": "run.treeviz"}).status_code == 404
+
+
+def test_a_checkpoint_is_read_on_demand(folder):
+    client = client_of(site.Site([folder]))
+    traits = json.loads(client.get("/tree/params.npz").content.partition(b"\n")[0])
+    assert traits["_live"] == {} and "['layers'][0]" in traits["expanded"]
+    request = {"op": "detail", "id": 7, "version": 0, "numbers": [3]}
+    answer = client.post("/ask/params.npz", json=request).json()["content"]
+    assert answer["id"] == 7 and answer["sections"][0]["drawn"]["range"] == [0.0, 11.0]
+    assert client.post("/ask/params.npz", json={**request, "version": 5}).json()["content"]["stale"]
+    assert client.post("/ask/params.npz", json={**request, "op": "cancel"}).status_code == 204
+    assert client.post("/ask/params.npz", json={**request, "op": "save"}).status_code == 400
+    assert client.post("/ask/params.npz", content=b"{").status_code == 415
+    as_json = {"content-type": "application/json"}
+    assert client.post("/ask/params.npz", content=b"{", headers=as_json).status_code == 400
+    assert client.post("/ask/params.npz", content=b"[" * 60_000, headers=as_json).status_code == 400
+    assert client.post("/ask/params.npz", content=b" " * 70_000, headers=as_json).status_code == 413
+    assert client.get("/tree/broken.treeviz").status_code == 200  # a run may begin there
+
+
+def test_two_runs_are_one_page(folder):
+    page = client_of(site.Site([folder])).get("/two", params={"left": "run.treeviz", "right": "old/run.treeviz"})
+    assert page.status_code == 200 and "10 steps compared" in page.text
+
+
+def test_few_items_stay_open(folder):
+    for i in range(20):
+        np.savez(folder / f"{i}.npz", w=np.ones(2))
+    served, closed = site.Site([folder]), []
+    client = client_of(served)
+    opened = served.open
+    served.open = lambda key, publish: Closing(opened(key, publish), closed)
+    assert all(client.get(f"/tree/{i}.npz").status_code == 200 for i in range(20))
+    assert len(closed) == 20 - starlette.MOST_OPEN
+
+
+class Closing:
+    def __init__(self, item, closed):
+        self._item, self._closed = item, closed
+
+    def __getattr__(self, name):
+        return getattr(self._item, name)
+
+    def close(self):
+        self._closed.append(self._item)
+        self._item.close()
+
+
+def test_what_is_not_there_is_an_error(tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "nothing")]) == TROUBLE
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_an_inspector_serves_the_file_that_it_keeps(tmp_path, monkeypatch):
+    from treeviz.inspector.inspector import GradientInspector
+
+    ends, said = False, []
+
+    class Process(subprocess.Popen):
+        def __init__(self, command, **how):
+            assert command[:5] == [sys.executable, "-P", "-m", "treeviz", "serve"]
+            said.append(command[5:])
+            program = "import sys; print(sys.argv[1], file=sys.stderr); sys.argv[2] == 'True' or sys.stdin.read()"
+            super().__init__([sys.executable, "-c", program, text, str(ends)], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    inspector = GradientInspector()
+    file = inspector.keep(tmp_path / "run.treeviz")
+    text = "Serving at http://127.0.0.1:8710/?token=t"
+    server = inspector.serve(8710)
+    assert server.url == "http://127.0.0.1:8710/at/run.treeviz?token=t"
+    assert said == [[str(file), "--until-eof", "--port", "8710"]]
+    server.close()
+    text, ends = "treeviz: Address already in use", True
+    with pytest.raises(OSError, match="the server did not start: treeviz: Address already in use"):
+        inspector.serve()

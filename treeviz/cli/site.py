@@ -1,0 +1,156 @@
+"""Site: the runs and checkpoints that `treeviz serve` shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treeviz.cli.output import one_line
+from treeviz.explorer.explored import Explored
+from treeviz.inspector.served import ServedRun, ServedTree
+from treeviz.inspector.two_runs import compare_runs
+from treeviz.inspector.views import newest_scalars
+from treeviz.prepare import prepare
+from treeviz.reader import READERS, identifier, is_checkpoint, read
+from treeviz.steps.findings.find import findings
+from treeviz.steps.findings.finding import Thresholds
+from treeviz.steps.recording.history import main_source
+from treeviz.steps.recording.history_file import journal_of, load
+from treeviz.views.tree_view import TreeView
+
+RUN = ".treeviz"
+MOST_ITEMS, _MOST_LEVELS = 10_000, 6
+_SHARE = 0.05  # of the time that a run is read for the list, while it is written
+
+
+class Site:
+    """The runs and checkpoints below some paths. Nothing else is ever read, and nothing is written.
+
+    An item has a key: its name, after the names of the folders between it and the path that was given.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        # By key: of which content, what, and when to read it again at the earliest.
+        self._facts: dict[str, tuple[tuple[float, int], dict[str, Any], float]] = {}
+        self._searching: threading.Thread | None = None
+
+    def _found(self) -> Iterator[tuple[str, Path, bool]]:
+        """The key and the path of each item, and whether it is a run."""
+        for path in self._paths:
+            if not path.is_dir() or is_checkpoint(path):
+                yield path.absolute().name, path, path.suffix == RUN
+                continue
+            start = f"{path.absolute().name}/" if len(self._paths) > 1 else ""
+            for folder, folders, files in os.walk(path):  # follows no links
+                here = Path(folder)
+                level = len(here.relative_to(path).parts)
+                kept = [name for name in sorted(folders) if not name.startswith(".") and not (here / name).is_symlink()]
+                checkpoints = [name for name in kept if is_checkpoint(here / name)]
+                folders[:] = [name for name in kept if name not in checkpoints] if level < _MOST_LEVELS else []
+                for name in (*sorted(files), *checkpoints):
+                    item = here / name
+                    if (name in checkpoints or _is_item(name)) and not item.is_symlink():
+                        yield start + item.relative_to(path).as_posix(), item, item.suffix == RUN
+
+    def _by_key(self) -> dict[str, tuple[Path, bool]]:
+        found: dict[str, tuple[Path, bool]] = {}
+        for key, path, is_run in self._found():
+            while key in found:
+                key += "'"  # two paths with one name
+            found[key] = path, is_run
+            if len(found) == MOST_ITEMS:
+                break
+        return found
+
+    def items(self) -> list[dict[str, Any]]:
+        """What the list shows, the newest first. Findings and losses are read in the background."""
+        listed: list[dict[str, Any]] = []
+        for key, (path, is_run) in self._by_key().items():
+            written, n_bytes = _content_of(path)
+            known, facts, again = self._facts.get(key, ((), {}, 0.0))
+            item = {"key": key, "kind": "run" if is_run else "checkpoint", "written": written, "bytes": n_bytes}
+            is_old = is_run and known != (written, n_bytes) and time.monotonic() >= again
+            listed.append({**item, **facts, "isOld": is_old})
+        listed.sort(key=lambda item: -item["written"])
+        if any(item["isOld"] for item in listed) and (self._searching is None or not self._searching.is_alive()):
+            self._searching = threading.Thread(target=self._search, args=(listed,), daemon=True, name="treeviz list")
+            self._searching.start()
+        return listed
+
+    def _search(self, listed: list[dict[str, Any]]) -> None:
+        paths = self._by_key()
+        for item in listed:
+            if item["isOld"] and item["key"] in paths:
+                began = time.monotonic()
+                facts = _facts_of(paths[item["key"]][0])
+                again = time.monotonic() + (time.monotonic() - began) / _SHARE
+                self._facts[item["key"]] = (item["written"], item["bytes"]), facts, again
+
+    def open(self, key: str, publish: Any) -> Any:
+        """Open a run or a checkpoint: a `ServedRun` or a `ServedTree`.
+
+        Raises:
+          KeyError: There is none of this key.
+          OSError, ValueError, ImportError: It cannot be read.
+        """
+        path, is_run = self._by_key()[key]
+        return ServedRun(path, publish) if is_run else ServedTree(_explored(path))
+
+    def two(self, left: str, right: str) -> str:
+        """The page of two runs: where they part.
+
+        Raises:
+          KeyError: There is no such run.
+          OSError, ValueError: One cannot be read, or they have no tree in common.
+        """
+        paths = self._by_key()
+        histories = [load(paths[key][0]) for key in (left, right)]
+        return compare_runs(histories[0], histories[1], (left, right)).view.html()
+
+
+def _is_item(name: str) -> bool:
+    return not name.startswith(".") and name.lower().endswith((RUN, *READERS))
+
+
+def _content_of(path: Path) -> tuple[float, int]:
+    """When an item was last written, in seconds since 1970, and its bytes; of a folder 0."""
+    written, n_bytes = 0.0, 0
+    for part in (path, journal_of(path)) if path.suffix == RUN else (path,):
+        with contextlib.suppress(OSError):
+            status = part.stat()
+            written, n_bytes = max(written, status.st_mtime), n_bytes + (0 if part.is_dir() else status.st_size)
+    return written, n_bytes
+
+
+def _facts_of(path: Path) -> dict[str, Any]:
+    """What the list says of a run; what is wrong with its file as a finding."""
+    try:
+        history = load(path)
+        if not history:
+            return {"steps": 0}
+        found = findings(history, thresholds=Thresholds())
+        source = main_source(history)
+        recorded = history.values(source, history.statistics(source)[0])
+        facts: dict[str, Any] = {
+            "name": history.name,
+            "steps": int(recorded.n.sum()),
+            "scalars": newest_scalars(history),
+        }
+        facts["findings"] = [[finding.severity, finding.sentence] for finding in found[:3]]
+        return {**facts, "nFindings": len(found), "step": recorded.numbering.text(recorded.ends[-1])}
+    except Exception as error:  # a file of another program, or one that is being written
+        return {"findings": [["error", one_line(error)]], "nFindings": 1}
+
+
+def _explored(path: Path) -> Explored:
+    def make_view(tree: Any, trees: Any) -> tuple[TreeView, list[Any]]:
+        prepared = prepare(tree, name=identifier(path))
+        return TreeView(prepared.table, prepared.columns), prepared.nodes
+
+    return Explored(read(path), make_view, trees={}, keep=True, by_page=True)

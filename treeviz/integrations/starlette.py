@@ -1,0 +1,328 @@
+"""starlette and uvicorn: the server of `treeviz serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import webbrowser
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from treeviz.tree.text import error_text
+from treeviz.views.html.bundle import script
+
+POLL_S = 0.25  # between two looks at the file of a run that somebody looks at
+MOST_WAITING = 64  # events for a page that does not read them; then it misses some, notices, and asks for all
+MOST_OPEN = 8  # items
+_PORT, _N_PORTS = 8710, 50
+_LONGEST_REQUEST = 1 << 16  # bytes
+_ALIVE_S = 15.0  # between two signs of life of an event stream, by which a closed one is noticed
+# Everything comes from this server; the front end sets styles of elements, and makes pictures for downloads.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: blob:; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+
+
+class Item(Protocol):
+    """A run or a checkpoint: `treeviz.inspector.served`. Called from a thread."""
+
+    def poll(self) -> str: ...
+    def content(self) -> bytes: ...
+    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None: ...
+    def close(self) -> None: ...
+
+
+class Site(Protocol):
+    """What is served: `treeviz.cli.serve.Site`. Called from a thread."""
+
+    def items(self) -> list[dict[str, Any]]: ...
+    def open(self, key: str, publish: Any) -> Item: ...
+    def two(self, left: str, right: str) -> str: ...
+
+
+class _Channel:
+    """An open item and the event streams of the pages that show it."""
+
+    def __init__(self) -> None:
+        self.item: Item | None = None
+        self.opening = asyncio.Lock()
+        self.streams: set[asyncio.Queue[bytes | None]] = set()  # None ends a stream
+        self.polling: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def publish(self, kind: str, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+        """Send an event to all pages; from any thread."""
+        if self.streams:
+            self._loop.call_soon_threadsafe(self._put, _event(kind, _message(content, buffers)))
+
+    def _put(self, event: bytes) -> None:
+        for stream in self.streams:
+            with contextlib.suppress(asyncio.QueueFull):
+                stream.put_nowait(event)
+
+    def end(self) -> None:
+        """End the event streams."""
+        for stream in self.streams:
+            if stream.full():
+                stream.get_nowait()
+            stream.put_nowait(None)
+
+    async def poll(self) -> None:
+        """Read what is new, as long as a page shows the item."""
+        before = ""
+        while self.streams and self.item is not None:
+            trouble = await run_in_threadpool(self.item.poll)
+            if trouble != before:
+                self.publish("trouble", {"text": trouble}, ())
+            before = trouble
+            await asyncio.sleep(POLL_S)
+
+
+def _message(content: Mapping[str, Any], buffers: Sequence[bytes]) -> dict[str, Any]:
+    return {"content": content, "buffers": [b64encode(buffer).decode() for buffer in buffers]}
+
+
+def _event(kind: str, data: Any) -> bytes:
+    """An event of https://html.spec.whatwg.org/multipage/server-sent-events.html; JSON has no line breaks."""
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class _Pages:
+    """The handlers of the server."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._channels: OrderedDict[str, _Channel] = OrderedDict()
+
+    def end(self) -> None:
+        for channel in self._channels.values():
+            channel.end()
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
+
+    async def script(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        bundle = {"site.js": "site", "explorer.js": "widget"}.get(name)
+        if bundle is None:
+            raise HTTPException(404)
+        return Response(script(bundle), media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+    async def list(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._site.items))
+
+    async def two(self, request: Request) -> Response:
+        keys = [request.query_params.get(name, "") for name in ("left", "right")]
+        return HTMLResponse(await _or_http_error(self._site.two, *keys))  # its own policy is in it
+
+    async def tree(self, request: Request) -> Response:
+        channel = await self._channel(request)
+        assert channel.item is not None
+        return Response(await run_in_threadpool(channel.item.content), media_type="application/octet-stream")
+
+    async def ask(self, request: Request) -> Response:
+        if request.headers.get("content-type") != "application/json":
+            raise HTTPException(415)
+        channel, body = await self._channel(request), b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST_REQUEST:
+                raise HTTPException(413)
+        assert channel.item is not None
+        try:
+            answer = await run_in_threadpool(channel.item.answer, json.loads(body))
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400, str(error)) from None
+        return Response(status_code=204) if answer is None else JSONResponse(_message(*answer))
+
+    async def events(self, request: Request) -> Response:
+        channel = await self._channel(request)
+        return StreamingResponse(self._stream(channel), media_type="text/event-stream")
+
+    async def _stream(self, channel: _Channel) -> AsyncIterator[bytes]:
+        stream: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        channel.streams.add(stream)
+        if channel.polling is None or channel.polling.done():
+            channel.polling = asyncio.create_task(channel.poll())
+        try:
+            yield b": hello\n\n"
+            event: bytes | None = b""
+            while event is not None:
+                try:
+                    event = await asyncio.wait_for(stream.get(), _ALIVE_S)
+                except TimeoutError:
+                    event = b": alive\n\n"
+                if event is not None:
+                    yield event
+        finally:
+            channel.streams.discard(stream)
+
+    async def _channel(self, request: Request) -> _Channel:
+        """The channel of an item, opened if it is not; then one that no page shows is closed, if there are many."""
+        key = request.path_params["key"]
+        if key not in self._channels:
+            self._channels[key] = _Channel()
+        channel = self._channels[key]
+        async with channel.opening:
+            if channel.item is None:
+                try:
+                    channel.item = await _or_http_error(self._site.open, key, channel.publish)
+                except HTTPException:
+                    self._channels.pop(key, None)
+                    raise
+        self._channels.move_to_end(key)
+        idle = [key for key, other in self._channels.items() if not other.streams and other is not channel]
+        for key in idle[: max(0, len(self._channels) - MOST_OPEN)]:
+            item = self._channels.pop(key).item
+            if item is not None:
+                await run_in_threadpool(item.close)
+        return channel
+
+
+async def _or_http_error(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return await run_in_threadpool(function, *arguments)
+    except KeyError:
+        raise HTTPException(404, "There is no such run or checkpoint.") from None
+    except Exception as error:  # of a broken file
+        raise HTTPException(422, error_text(error)) from None
+
+
+class _Guard:
+    """Lets in who has the token, from pages of this server, under a name of this machine."""
+
+    def __init__(self, app: ASGIApp, token: str, cookie: str, hosts: frozenset[str]) -> None:
+        self._app, self._token, self._cookie, self._hosts = app, token, cookie, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        await (self._refusal(request) or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host not in self._hosts:  # a name that another site's server gave to this address (DNS rebinding)
+            return PlainTextResponse("This server answers at 127.0.0.1 and localhost only.", 403)
+        if origin not in (None, f"http://{host}") or request.headers.get("sec-fetch-site") in (
+            "cross-site",
+            "same-site",
+        ):
+            return PlainTextResponse("This server answers its own pages only.", 403)
+        given = request.query_params.get("token")
+        if given is not None and _same(given, self._token):
+            rest = urlencode([pair for pair in parse_qsl(request.url.query) if pair[0] != "token"])
+            response = Response(status_code=303, headers={"Location": request.url.path + ("?" + rest if rest else "")})
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", max_age=30 * 86400)
+            return response
+        if not _same(request.cookies.get(self._cookie, ""), self._token):
+            return PlainTextResponse("Open the address that treeviz serve has printed: it ends with a token.", 403)
+        return None
+
+
+def _same(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message["headers"]}
+            added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+            message["headers"] = [*message["headers"], *(each for each in added if each[0] not in given)]
+        await send(message)
+
+    return sending
+
+
+def make_app(site: Site, token: str, port: int) -> ASGIApp:
+    """The application: what the requests of the pages reach."""
+    return _guarded(_Pages(site), token, port)
+
+
+def _guarded(pages: _Pages, token: str, port: int) -> ASGIApp:
+    routes = [
+        Route("/", pages.page),
+        Route("/list", pages.list),
+        Route("/two", pages.two),
+        Route("/assets/{name}", pages.script),
+        Route("/at/{key:path}", pages.page),
+        Route("/tree/{key:path}", pages.tree),
+        Route("/events/{key:path}", pages.events),
+        Route("/ask/{key:path}", pages.ask, methods=["POST"]),
+    ]
+    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
+    return _Guard(Starlette(routes=routes), token, f"treeviz-{port}", hosts)
+
+
+class Server(uvicorn.Server):
+    """A server that ends its event streams when it ends, which would not end by themselves."""
+
+    def __init__(self, site: Site, token: str, port: int) -> None:
+        self._pages = _Pages(site)
+        quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+        app = _guarded(self._pages, token, port)
+        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=2, **quiet))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._pages.end()
+        await super().shutdown(sockets)
+
+
+def serve(site: Site, port: int | None, token: str, *, opens: bool, say: Callable[[str], None]) -> None:
+    """Serve until the user ends it (Ctrl-C).
+
+    Raises:
+      OSError: The port is not free.
+    """
+    listening = listening_socket(port)
+    site.items()  # the first list takes longer
+    port = int(listening.getsockname()[1])
+    url = f"http://127.0.0.1:{port}/?token={token}"
+    say(f"Serving at {url}\nCtrl-C ends it. From another machine: ssh -L {port}:127.0.0.1:{port} HOST")
+    if opens:
+        webbrowser.open(url)
+    Server(site, token, port).run(sockets=[listening])
+
+
+def listening_socket(port: int | None) -> socket.socket:
+    ports = range(_PORT, _PORT + _N_PORTS) if port is None else (port,)
+    for each in ports:
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", each))
+            listening.listen()  # who comes before the server waits for it
+        except OSError:
+            listening.close()
+            if each == ports[-1]:
+                raise
+        else:
+            return listening
+    raise AssertionError
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>treeviz</title><style>:root{color-scheme:light dark}</style><link rel="icon" href="data:,">
+<main></main><noscript>This page needs JavaScript.</noscript>
+<script type="module" src="/assets/site.js"></script></html>
+"""
