@@ -162,6 +162,9 @@ class GradientInspector:
       members: For the gradients of a vmapped ensemble: "joined" is one row for all members, "each" one row per member.
       stacked: An array over which a watched step scans holds all layers of a model: each layer gets a row. Globs, as
         in `treeviz.render`, name further such arrays; None: layers get no rows.
+      activations: Also measure what goes into each parameter and what comes out of it, in the first operation that
+        combines it with data: `history.values("inputs", "rms")`, "outputs". With `heavy_every`, also which features
+        are zero ("dead") or the same ("constant") in all examples, and how many rows of an embedding are read.
 
     Attributes:
       earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.
@@ -186,11 +189,12 @@ class GradientInspector:
         keep_inputs: bool | int = False,
         members: str = "joined",
         stacked: Stacked | None = (),
+        activations: bool = False,
     ) -> None:
         if members not in ("joined", "each"):
             raise ValueError(f"members={members!r}: use 'joined' or 'each'.")
         self.thresholds = thresholds or Thresholds()
-        self._statistics = statistics
+        self._of_programs = {"statistics": statistics, "activations": activations}
         self._inputs = KeptInputs(4 if keep_inputs is True else int(keep_inputs)) if keep_inputs else None
         raise_on = check_kinds(raise_on, "raise_on")
         alarm = Alarm(self.thresholds, on_finding=on_finding, raise_on=raise_on) if raise_on or on_finding else None
@@ -204,7 +208,7 @@ class GradientInspector:
             most_late=None if alarm is None else MOST_LATE,
         )
         self._recorder.history.name, self._recorder.history.tree = str(run), name
-        settings = {"every": every, "heavy_every": heavy_every, "statistics": statistics, "updates": updates}
+        settings = {"every": every, "heavy_every": heavy_every, "updates": updates, **self._of_programs}
         self._runs = Runs(self._recorder, self._inputs, self.thresholds, stacked=stacked, **settings)
         if alarm is not None:
             alarm.awaits = self._runs.sampled.explains
@@ -341,7 +345,7 @@ class GradientInspector:
         """
         if not isinstance(step, Watched):
             integrations.load()
-            step = watch(step, lambda *_: None, statistics=self._statistics)
+            step = watch(step, lambda *_: None, **self._of_programs)
         return step.verify(*args, **kwargs)
 
     # Results

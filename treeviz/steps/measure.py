@@ -23,6 +23,7 @@ from treeviz.steps.reduce import (
     Unreduced,
     added_up,
     cosines,
+    has_float64_sums,
     joined_arrays,
     measured,
     numbers_as_they_are,
@@ -30,6 +31,7 @@ from treeviz.steps.reduce import (
     reduce_leaves,
 )
 from treeviz.steps.statistics import (
+    ACTIVATIONS,
     LIGHT,
     LOSSES,
     Axes,
@@ -39,6 +41,7 @@ from treeviz.steps.statistics import (
     kind_of,
     openable,
     reported_axes,
+    statistics_of_activations,
     unpack,
 )
 from treeviz.tree.keys import keystr
@@ -107,6 +110,8 @@ class Measurement:
 
     def statistics_of(self, name: str) -> tuple[str, ...]:
         """The statistics in the packed rows of a tree, in order."""
+        if name.startswith(ACTIVATIONS):
+            return statistics_of_activations(self.statistics)
         if kind_of(name) == "received":
             return tuple(statistic for statistic in self.statistics if statistic in LIGHT)
         return (*self.statistics, "cosine") if name == "grads" and LAST in self.shapes else self.statistics
@@ -404,11 +409,8 @@ def joined(measurement: Measurement) -> Measurement:
 
 
 def reduces_partially(statistics: tuple[str, ...]) -> bool:
-    """Whether trees may be `Unreduced`, of these statistics, and on one device.
-
-    Before jax 0.7.2 no operation without x64 may sum float64.
-    """
-    return statistics == LIGHT and jax.__version_info__ >= (0, 7, 2) and jax.default_backend() == "cpu"
+    """Whether trees may be `Unreduced`, of these statistics, and on one device."""
+    return statistics == LIGHT and has_float64_sums() and jax.default_backend() == "cpu"
 
 
 def joined_later(measurement: Measurement) -> Measurement:

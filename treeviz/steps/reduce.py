@@ -21,6 +21,7 @@ from treeviz.steps.statistics import (
     EXPONENT_ZERO,
     HUGE,
     LIGHT,
+    NO_COUNT,
     NO_NUMBER,
     RANGE_AT,
     SHIFT,
@@ -496,7 +497,8 @@ def reduced_together(terms: Sequence[tuple[str, jax.Array]], axes: Sequence[int]
     def join(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> tuple[jax.Array, ...]:  # JAX keeps it
         return tuple([f(a, b) for f, a, b in zip(joins, left, right, strict=True)])
 
-    return lax.reduce(tuple([x for _, x in terms]), tuple([np.zeros((), x.dtype) for _, x in terms]), join, axes)
+    zeros = [_as_float64(jnp.float32(0)) if x.dtype == np.float64 else np.zeros((), x.dtype) for _, x in terms]
+    return lax.reduce(tuple([x for _, x in terms]), tuple(zeros), join, tuple(axes))
 
 
 def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
@@ -511,6 +513,76 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
         above += reduced([("sum", as_words(finite >= start)) for start in starts[first : first + 16]])
     above = jnp.stack([*above, jnp.zeros_like(above[0])], axis=1)
     return above[:, :-1] - above[:, 1:]
+
+
+# Values that go into a parameter or come out of it.
+
+
+def activation_row(
+    x: jax.Array, statistics: tuple[str, ...], features: tuple[int, ...] | None = None, n_rows: int | None = None
+) -> jax.Array:
+    """uint32[1, n_words]: the packed row of a value, for `statistics_of_activations`. As `reduce_leaves` otherwise.
+
+    Args:
+      features: The axes of the features, of which those are counted that are zero or the same in all examples.
+      n_rows: x holds indices of so many rows, and nothing but the rows that are read is counted.
+    """
+    return _activation_row(x, statistics, features, n_rows, jax.default_backend() == "cpu")
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _activation_row(x, statistics, features, n_rows, is_cpu) -> jax.Array:
+    x, found = barrier(lax.stop_gradient(x)), dict[str, jax.Array]()
+    if n_rows is None:
+        x = as_real(x)
+        first, found = _totals(x, is_cpu)
+    else:
+        first = jnp.uint32(EXPONENT_ZERO)
+        if "rows_read" in statistics:
+            is_read = jnp.zeros(n_rows, jnp.uint32).at[x.reshape(-1)].set(np.uint32(1), mode="drop")
+            found["rows_read"] = jnp.sum(is_read, dtype=jnp.uint32)
+    if features is not None:
+        others = tuple(axis for axis in range(x.ndim) if axis not in features)
+        bits = magnitude(x)
+        is_dead = jnp.max(bits, others) == 0
+        found["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
+        if "constant" in statistics:
+            # The order of the contracted axes is that of the weight.
+            is_dead = jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]).reshape(-1)
+            found["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
+            n = STATISTICS["dead_at"].n_bins
+            found["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
+    words = [found.get(name, np.full(STATISTICS[name].n_bins or 1, NO_COUNT, np.uint32)) for name in statistics]
+    return jnp.concatenate([jnp.reshape(word, (-1,)) for word in (first, *words)])[None]
+
+
+def _totals(x: jax.Array, is_cpu: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The first word of a packed row, and the words of "norm", "max_abs", "nonfinite" and "zeros"."""
+    rows = _in_rows(x[None])
+    n_padded = rows.size - x.size
+    zeros = as_words(magnitude(rows) == 0)
+    if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32):
+        words = _rows_of(rows, (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
+        n_zeros = jnp.sum(zeros, dtype=jnp.uint32)
+        return words[0], {**dict(zip(LIGHT, words[1:], strict=True)), "zeros": n_zeros - np.uint32(n_padded)}
+    is_finite = lax.is_finite(rows)
+    finite = lax.select(is_finite, rows, lax.full_like(rows, 0))
+    terms = [
+        ("sum", lax.square(_as_float64(finite))),
+        ("max", magnitude(finite)),
+        ("sum", as_words(lax.bitwise_not(is_finite))),
+        ("sum", zeros),
+    ]
+    for axes in (range(rows.ndim - 1, rows.ndim), range(rows.ndim - 1)):  # rows first, which keeps XLA's loops fast
+        terms = [*zip(("sum", "max", "sum", "sum"), reduced_together(terms, [*axes]), strict=True)]
+    squares, peak, nonfinite, n_zeros = (value for _, value in terms)
+    range_code = as_words(peak >= USUAL_FROM) + as_words(peak >= HUGE_FROM)
+    up, down, one = (_as_float64(jnp.float32(scale)) for scale in (_UP, _DOWN, 1))
+    scale = lax.select(range_code == HUGE, down, lax.select(range_code == USUAL, one, up))
+    squares = lax.convert_element_type(lax.mul(lax.mul(squares, scale), scale), np.float32)
+    first = np.uint32(EXPONENT_ZERO) | range_code << np.uint32(RANGE_AT)
+    n_zeros = n_zeros - np.uint32(n_padded)
+    return first, {"norm": bits_of(squares), "max_abs": peak, "nonfinite": nonfinite, "zeros": n_zeros}
 
 
 # Leaves of several trees, and small results, reduced in one pass to rows of partial sums, which NumPy adds up.
@@ -696,6 +768,11 @@ def _sums(is_finite: jax.Array, numbers: jax.Array, counts: jax.Array, n_rows: i
         return lax.add(left[0], right[0]), lax.max(left[1], right[1]), lax.add(left[2], right[2])
 
     return lax.reduce(tuple(lax.reshape(x, (n_rows, x.size // n_rows)) for x in terms), starts, join, (1,))
+
+
+def has_float64_sums() -> bool:
+    """Before jax 0.7.2 no operation without x64 may sum float64."""
+    return jax.__version_info__ >= (0, 7, 2)
 
 
 def _as_float64(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from treeviz.analysis.stats.arrays import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import SCALARS, Finding
 from treeviz.steps.recording.history import History, Timeline, occurs_in
 from treeviz.steps.statistics import (
+    ROLES,
     STATISTICS,
     Statistic,
     is_beside,
@@ -67,6 +68,7 @@ def gradient_series(
     received = sibling_name(source, "received")
     has_received = received != source and paths.get(received) == paths[source]
     series = [_norm_series(history, table, name) for name in [source, received][: 1 + has_received]]
+    series += [_rms_series(history, table, name) for name in activations_of(history, source)]
     shown_tree = section_of(source)[1], paths[source]
     shown_findings = [
         finding
@@ -85,6 +87,20 @@ def gradient_series(
             values, steps = _without_zeros(as_float32(ratio), bad), (norms.begins, norms.ends)
             series.append(Series(f"{name}.ratio", title, *steps, values, bad, unit="ratio", inner=norms.numbering))
     return _with_marks(series, shown_findings, history, table.measured)
+
+
+def activations_of(history: History, source: str) -> list[str]:
+    """The inputs and outputs of the parameters that a tree is the gradient of, if measured; those of each use."""
+    if kind_of(source) != "grads":
+        return []
+    main = [sibling_name(source, role) for role in ROLES]
+    return [
+        name
+        for name, tree in history.sources.items()
+        if kind_of(name) in ROLES
+        and sibling_name(name, kind_of(name)) in main
+        and tree.paths == history.sources[source].paths
+    ]
 
 
 def _params_of(history: History, source: str) -> str:
@@ -165,9 +181,21 @@ def _norm_series(history: History, table: TreeTable, source: str) -> Series:
     return Series(name, title, *steps, latest, bad, low, high, unit="L2 norm", inner=norm.numbering)
 
 
-def _norms(history: History, table: TreeTable, source: str, *others: str) -> tuple[Timeline, np.ndarray]:
+def _rms_series(history: History, table: TreeTable, source: str) -> Series:
+    """The root mean square of activations, in a subtree the largest."""
+    rms, bad = _norms(history, table, source, statistic="finite_rms")
+    values = np.full((len(table), len(rms.until)), np.nan)
+    values[table.measured] = rms.latest.T
+    values = _without_zeros(as_float32(table.roll(values, "max")), bad)
+    name, title = f"{source}.rms", f"{title_of(source)} rms"
+    return Series(name, title, rms.begins, rms.ends, values, bad, unit="rms", inner=rms.numbering)
+
+
+def _norms(
+    history: History, table: TreeTable, source: str, *others: str, statistic: str = "finite_norm"
+) -> tuple[Timeline, np.ndarray]:
     """The norms of a source, and bool[n_rows, k]: whether it, or another one, had non-finite values there."""
-    norm = history.values(source, "finite_norm", resolution=MOST_BUCKETS)
+    norm = history.values(source, statistic, resolution=MOST_BUCKETS)
     bad = np.zeros((len(table), len(norm.until)), dtype=bool)
     for name in (source, *others):
         bad[table.measured] |= occurs_in(history.values(name, "nonfinite"), norm).T
@@ -221,7 +249,7 @@ def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.nda
             record = STATISTICS.get(name)
             if values.shape != (record.shape(rows.size) if record else (rows.size,)):
                 raise ValueError(f"{source} has {values.shape[-1:]} leaves, but {table.name} has {rows.size}.")
-            if record is None or not record.title:
+            if record is None or not record.title or (name == "rms" and "norm" in statistics):
                 continue
             column = _column(table, rows, source, record, values, is_bad)
             columns.append(column)

@@ -41,7 +41,7 @@ class Statistic:
       scaled_by: The power of two that multiplies the packed float32: "range" combines those of the range of squares and
         of the leaf, "leaf" is that of the leaf; "" for counts and numbers without a unit.
       joined_by: How the values of the members of a `vmap` are joined: "norm" is the root of the sum of squares, "least"
-        the least value of members with any non-zero leaf.
+        the least value of members with any non-zero leaf, "fewest" the least count.
     """
 
     name: str  # the key in `History` and in the arguments of `measure`
@@ -49,7 +49,7 @@ class Statistic:
     share: int  # its share of the memory of a source's history, relative to the other statistics
     is_count: bool = False  # whether it is an int64 count, which is summed over time; otherwise it is float64
     scaled_by: Literal["range", "leaf", ""] = ""
-    joined_by: Literal["norm", "max", "mean", "least", "sum"] = "sum"
+    joined_by: Literal["norm", "max", "mean", "least", "fewest", "sum"] = "sum"
     title: str = ""  # the title of its column; "" without a column
     rollup: Rollup = "sum"  # how its column combines the values of the leaves of a subtree
     help: str = ""  # the help text of its column
@@ -76,6 +76,8 @@ class Statistic:
         if self.joined_by == "least":
             least = np.where((values > 0).any(axis=-1, keepdims=True), values, np.inf).min(axis=axis)
             return np.where(np.isinf(least), 0, least)
+        if self.joined_by == "fewest":
+            return np.min(values, axis=axis)
         return np.where((values < 0).all(axis=axis), -1, np.maximum(values, 0).sum(axis=axis))
 
 
@@ -104,11 +106,25 @@ STATISTICS = {
         Statistic("histogram", "histogram", 18, is_count=True, n_bins=N_BINS),
         Statistic("least", "", 6, joined_by="least"),  # least norm among the members of an ensemble
         Statistic("cosine", "", 6, joined_by="mean"),  # with the gradients of the previous step, if given
+        # Of activations
+        Statistic("rms", "", 24, joined_by="norm", title="rms", rollup="max", help="the root mean square"),
+        Statistic(
+            "zero_share", "", 6, joined_by="mean", title="zeros", rollup="max", help="which part of the numbers is zero"
+        ),
+        Statistic(
+            "dead", "", 6, True, joined_by="fewest", title="dead", help="how many features are zero in all examples"
+        ),
+        Statistic(
+            "constant", "", 6, True, joined_by="fewest", title="constant",
+            help="how many features are the same in all examples",
+        ),
+        Statistic("rows_read", "", 6, True, joined_by="max", title="rows read", help="how many rows are read"),
+        Statistic("dead_at", "", 6, True, joined_by="max", n_bins=8),  # the first dead features, plus 1; then zeros
     )
 }  # fmt: skip
 FINITE = "finite_"  # begins the name of a statistic of the finite values alone, in a leaf that has others, too
 FINITE_PARTS = (*[statistic.name for statistic in STATISTICS.values() if statistic.scaled_by], "rms")
-TOTAL_SHARES = sum(statistic.share for statistic in STATISTICS.values())
+TOTAL_SHARES = 106  # of the statistics of gradients, which have the most
 
 LIGHT = tuple(s.name for s in STATISTICS.values() if s.measured_in == "light")
 """Statistics that are cheap enough for every step: "norm", "max_abs" and "nonfinite", 16 bytes per leaf."""
@@ -139,6 +155,7 @@ def rms_of(norm: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 # A packed row is uint32[n_words]. The first word encodes the power of two that multiplies the floats of the row;
 # the others are the bits of float32 or uint32, one per statistic in the requested order.
 NO_NUMBER = 0x80000000  # the first word of a leaf without real or complex numbers
+NO_COUNT = 0xFFFFFFFF  # a count of activations without features
 RANGE_AT, EXPONENT_ZERO = 16, 1 << 14  # bits 16 and 17: the range, bits 0 to 15: the exponent of float64 values
 
 # Squares are summed in three ranges, so that none overflows or underflows float32: J. L. Blue, "A Portable
@@ -190,7 +207,7 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
         offset += statistic.n_bins or 1
         if statistic.is_count:
             is_missing = is_empty[..., None] if statistic.n_bins else is_empty
-            numbers[statistic.name] = np.where(is_missing, -1, bits.astype(np.int64))
+            numbers[statistic.name] = np.where(is_missing | (bits == NO_COUNT), -1, bits.astype(np.int64))
             continue
         value = np.ascontiguousarray(bits).view(np.float32).astype(np.float64)
         if statistic.name == "norm":
@@ -207,7 +224,9 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
 
 # Names of measured trees: "updates of generator" belong to the same step as "grads of generator".
 
-_BESIDE = ("params", "updates", "received")  # measured together with gradients
+ROLES = ("inputs", "outputs")
+"""The trees of what goes into each parameter, and of what comes out of it."""
+_BESIDE = ("params", "updates", "received", *ROLES)  # measured together with gradients
 _KINDS = ("grads", *_BESIDE)
 RESULT_KINDS = ("loss", "scalar", "parameter", "other")
 """The kinds of a step's results; "scalar" stands for the loss if that is unknown."""
@@ -217,8 +236,19 @@ LOSSES = "losses of the step"
 """The source of a measurement with the values of the losses that the step returns, as bits of float32."""
 
 
+ACTIVATIONS = "activations of the step"
+"""What begins the names of the sources of a measurement with rows of activations, which `decode` makes `ROLES` of."""
+_LIGHT_OF_ACTIVATIONS = ("norm", "max_abs", "nonfinite", "zeros", "dead")
+_OF_ACTIVATIONS = (*_LIGHT_OF_ACTIVATIONS, "constant", "rows_read", "dead_at")
+
+
+def statistics_of_activations(statistics: Sequence[str]) -> tuple[str, ...]:
+    """The statistics of activations in a measurement of these statistics of gradients."""
+    return _OF_ACTIVATIONS if "histogram" in statistics else _LIGHT_OF_ACTIVATIONS
+
+
 def kind_of(name: str) -> str:
-    """ "grads", "params", "updates" or "received", by the first word of a name; "" for a name that the user chose."""
+    """ "grads", "params", "updates" …, by the first word of a name; "" for a name that the user chose."""
     first = name.split(" ")[0]
     return first if first in _KINDS else ""
 
@@ -261,7 +291,7 @@ def sibling_name(name: str, kind: str) -> str:
 def title_of(name: str) -> str:
     """The title of a tree's columns: "grads" for "grads of critic since step 9", since the headline names the rest."""
     name = section_of(name)[0]
-    return name.split(" of ")[0] if kind_of(name) else name
+    return name.split(" of ")[0].replace("puts", "") if kind_of(name) else name
 
 
 def natural(text: str) -> list[tuple[int, str]]:
@@ -319,6 +349,7 @@ class MeasuredTree(NamedTuple):
       frozen: Whether the step returns the parameter as it is for all inputs; empty if it does so with none.
       drifts: Whether devices change the parameter each by values of its own, though it is to be equal on all; empty if
         they do so with none.
+      feeds: Of packed rows of activations, what they are; else empty.
     """
 
     name: str  # "grads", "params", "updates", or a name that the user chose
@@ -332,6 +363,27 @@ class MeasuredTree(NamedTuple):
     unscaled: tuple[bool, ...] = ()
     frozen: tuple[bool, ...] = ()
     drifts: tuple[bool, ...] = ()
+    feeds: tuple[Fed, ...] = ()
+
+
+class Fed(NamedTuple):
+    """Which entries of a tree in the history some packed rows of activations are.
+
+    Attributes:
+      tree: One of `ROLES`. Its sizes are the numbers of features, or of the rows of an embedding; 1 without any.
+      rows: The numbers of the packed rows.
+      entries: Of each row; several if a loop runs over the layers.
+      axes: The kinds of the leading axes of the packed rows.
+      n_common: The number of loops that are also around the gradients.
+      layer: Which of the other loops is over the layers; None: none is.
+    """
+
+    tree: MeasuredTree
+    rows: tuple[int, ...]
+    entries: tuple[tuple[int, ...], ...]
+    axes: tuple[str, ...]
+    n_common: int
+    layer: int | None
 
 
 class Whole(NamedTuple):

@@ -221,7 +221,8 @@ class Searched:
 
     @computed_once
     def norm(self) -> Timeline:
-        return self.history.values(self.name, "finite_norm")
+        """Of activations: their root mean squares."""
+        return self.history.values(self.name, "finite_rms" if self.has("rms") else "finite_norm")
 
     @computed_once
     def n_steps(self) -> int:

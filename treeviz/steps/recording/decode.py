@@ -14,7 +14,7 @@ import numpy as np
 
 from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
-from treeviz.steps.statistics import LOSSES, STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
+from treeviz.steps.statistics import ACTIVATIONS, LOSSES, STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.layers import MOST_LAYERS, MOST_SCANNED
 from treeviz.tree.text import printable
@@ -126,11 +126,14 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
         first = batch[0]
         axes = axes_of(first)
         packed, counts = stacked([item.measurement for item in batch])
-        sources, numbers_by_source = [], {}
+        sources, numbers_by_source, fed = [], {}, dict[MeasuredTree, dict[str, np.ndarray]]()
         for source in first.measurement.sources:
             if source.name == LOSSES:
                 continue
             numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
+            if source.name.startswith(ACTIVATIONS):
+                _feed(fed, source, numbers)
+                continue
             watch, kinds = first.watches.get(source.name), axes[source.name]
             parts = next((axis.parts for axis in (watch.axes if watch else ()) if axis.parts is not None), None)
             # In an ensemble each member has its own parameters; examples share them, and some may have no gradient.
@@ -141,6 +144,11 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
             source = source._replace(name=printable(source.name + first.suffix))
             numbers_by_source[source.name] = rows
             sources.append(source)
+        for source, numbers in fed.items():
+            if known := {name: x for name, x in numbers.items() if (x >= 0).any()}:  # else of a branch not taken
+                source = source._replace(name=printable(source.name + first.suffix))
+                numbers_by_source[source.name] = known
+                sources.append(source)
         if counts is not None and (counts := counts & 0x7FFFFFFF).any():  # none in healthy steps
             end = 0
             for source in first.measurement.results:
@@ -276,6 +284,35 @@ def _leaf_rows(
         values = values.reshape(values.shape[0], -1, n_layers, *values.shape[2:])
         rows[name] = _members_as_leaves(name, values, is_joined)
     return source if is_joined else _leaf_per_member(source, n_layers), rows
+
+
+def _feed(
+    fed: dict[MeasuredTree, dict[str, np.ndarray]], source: MeasuredTree, numbers: Mapping[str, np.ndarray]
+) -> None:
+    """Add the numbers of activations to the trees that they are the inputs and outputs of."""
+    for feed in source.feeds:
+        n_front, steps = len(feed.axes) + 1, [i for i, kind in enumerate(feed.axes, 1) if kind == "step"]
+        rows, entries = np.array(feed.rows), np.array(feed.entries)
+        common, own = steps[: feed.n_common], steps[feed.n_common :]
+        layer = [] if feed.layer is None else [own[feed.layer]]
+        others = [i for i in range(1, n_front) if i not in (*common, *layer)]
+        sizes = next(iter(numbers.values())).shape
+        n_common, n_others = (math.prod(sizes[i] for i in axes) for axes in (common, others))
+        n, joined = np.array(source.sizes)[rows] * n_others, dict[str, np.ndarray]()
+        for name, values in numbers.items():
+            values = values.transpose([0, *common, *others, *layer, *range(n_front, values.ndim)])
+            values = values.reshape(sizes[0], n_common, n_others, entries.shape[1], *values.shape[n_front:])
+            joined[name] = STATISTICS[name].join_members(values.take(rows, axis=4), axis=2)
+        joined["rms"] = joined.pop("norm") / np.sqrt(n)
+        joined["zero_share"] = joined.pop("zeros") / n
+        into = fed.setdefault(feed.tree, {})
+        for name, values in joined.items():
+            statistic = STATISTICS[name]
+            shape = *values.shape[:2], *statistic.shape(len(feed.tree.paths))
+            whole = into.setdefault(name, np.full(shape, -1 if statistic.is_count else np.nan, statistic.dtype))
+            if whole.shape[:2] == values.shape[:2]:
+                # Of a conditional the branches that are not taken have no numbers.
+                whole[:, :, entries.T] = np.where(values >= 0, values, whole[:, :, entries.T])
 
 
 def _members_as_leaves(name: str, values: np.ndarray, is_joined: bool) -> np.ndarray:

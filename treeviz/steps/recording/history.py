@@ -520,7 +520,7 @@ class History:
     def append(self, step: int, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Add the numbers of a step: `{source: {statistic: value of each leaf}}`, as `numbers_of` returns them.
 
-        A step may lack sources and statistics. "rms" is not stored, since it follows from the norm.
+        A step may lack sources and statistics. "rms" is not stored where it follows from the norm.
 
         Raises:
           ValueError: An unknown source or statistic, or values of another shape.
@@ -546,7 +546,7 @@ class History:
             if name not in self.sources:
                 raise ValueError(f"history: no source {name!r}; there are {', '.join(map(repr, self.sources))}.")
             for statistic, values in statistics.items():
-                if statistic == "rms":
+                if statistic == "rms" and "norm" in statistics:
                     continue
                 shape, dtype = self.kind_of(name, statistic)
                 values = np.asarray(values, dtype)
@@ -665,10 +665,10 @@ class History:
           resolution: The most entries; neighbours are merged.
         """
         name = statistic.removeprefix(FINITE)
-        stored = "norm" if name == "rms" else name
+        stored = "norm" if name == "rms" and (source, "rms") not in self.tracks else name
         track = self.tracks.get((source, stored)) or Track(*self.kind_of(source, stored), 0)
         timeline = track.timeline(first, until, resolution, self.inner)
-        if name == "rms":
+        if name != stored:
             timeline = timeline.map(lambda norm: rms_of(norm, self.sources[source].sizes))
         counts = self.tracks.get((source, "nonfinite"))
         if statistic in FINITE_PARTS and counts is not None:

@@ -86,11 +86,13 @@ class Followed(Generic[V]):
 
     Attributes:
       visits: The equations so far, also those inside others, each with what is known of its operands.
+      inside: The programs in each equation, by its id, followed.
     """
 
     def __init__(self, domain: Domain[V], program: Any, arguments: Sequence[V]) -> None:
         self.domain, self.jaxpr = domain, open_jaxpr(program)
         self.visits: list[tuple[Any, list[V]]] = []
+        self.inside: dict[int, list[Followed[V]]] = {}
         self._given = domain.given(self.jaxpr)
         self._known: dict[Any, V | None] = dict(zip(self.jaxpr.invars, arguments, strict=True))
         self._known.update(zip(self.jaxpr.constvars, map(domain.constant, consts_of(program)), strict=False))
@@ -110,6 +112,7 @@ class Followed(Generic[V]):
         if eqn.primitive.name in self.domain.enters:
             inside = followed_inside(self.domain, eqn, operands)
             results: Sequence[V] = inside.results
+            self.inside[id(eqn)] = inside.programs
             for program in inside.programs:
                 self.visits += program.visits
         else:

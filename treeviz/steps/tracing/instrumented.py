@@ -19,6 +19,7 @@ from treeviz.steps.reduce import (
     NO_NUMBER,
     BatchSlice,
     Unreduced,
+    activation_row,
     as_words,
     barrier,
     bits_of,
@@ -43,7 +44,9 @@ from treeviz.steps.statistics import (
     openable,
     reported_axes,
     sibling_name,
+    statistics_of_activations,
 )
+from treeviz.steps.tracing.activations import activation_rows, with_activations
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import Path, argument_order, drifting_arguments, frozen_arguments, structural_zeros
@@ -63,7 +66,14 @@ from treeviz.steps.tracing.primitives import (
     sow,
     sow_p,
 )
-from treeviz.steps.tracing.reap import Reducers, drop_unused_tags, measure_step_params, reap, trained_with
+from treeviz.steps.tracing.reap import (
+    NO_ACTIVATIONS,
+    Reducers,
+    drop_unused_tags,
+    measure_step_params,
+    reap,
+    trained_with,
+)
 from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
 from treeviz.tree.keys import keystr
@@ -257,6 +267,7 @@ def instrumented(
     match: bool = True,
     updates: bool = False,
     stacked: Stacked | None = (),
+    activations: bool = False,
     tidy_path: Callable[[str], str] = str,
     result_path: Callable[[str], str] = str,
     on_traced: Callable[[Sequence[Attribution], Sequence[str], set[str]], None] = lambda *_: None,
@@ -269,7 +280,7 @@ def instrumented(
 
     Args:
       options: The options with which `jax.jit` made the step.
-      match, updates, stacked: As in `watch.watch`; `updates` is not None.
+      match, updates, stacked, activations: As in `watch.watch`; `updates` is not None.
       tidy_path, result_path: As in `JittedStep`.
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
         primitives with effects.
@@ -287,7 +298,7 @@ def instrumented(
             if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
                 out, measurement = _measured_at_once(*call)
             else:
-                out, measurement = _measured(*call, match, tidy_path, result_path, sampling, plain)
+                out, measurement = _measured(*call, match, activations, tidy_path, result_path, sampling, plain)
         return (None if only_measure else out), measurement
 
     keywords = {k: v for k, v in options.keywords.items() if donate or not k.startswith("donate")}
@@ -298,7 +309,19 @@ def instrumented(
 
 
 def _measured(
-    function, args, kwargs, statistics, updates, layers, on_traced, match, tidy_path, result_path, sampling, plain
+    function,
+    args,
+    kwargs,
+    statistics,
+    updates,
+    layers,
+    on_traced,
+    match,
+    activations,
+    tidy_path,
+    result_path,
+    sampling,
+    plain,
 ):
     arguments = named_arguments(function, args, kwargs)
     leaves, rebuild = split(args, kwargs)
@@ -318,6 +341,9 @@ def _measured(
     unread = Unread()
     lost = "Gradients that the step throws away are measured, too"
     program = unread.attempt(lost, program, drop_unused_tags, program)
+    n_uses: Mapping[int, int] = {}
+    if activations:
+        program, n_uses = unread.attempt(NO_ACTIVATIONS, (program, {}), with_activations, program)
     reduce = functools.partial(_reduce, statistics)
     lost = "What the optimizer receives is not distinguished from the gradients"
     received = unread.attempt(lost, None, OptimizerInputs, program)
@@ -332,6 +358,10 @@ def _measured(
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with gc_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
+    pairs = [*zip(found, packed, strict=True)]
+    rows = [pair for pair in pairs if pair[0].sown.activation is not None]
+    found = [r for r, _ in pairs if r.sown.activation is None]
+    packed = [packed_tree for r, packed_tree in pairs if r.sown.activation is None]
     trained = unread.attempt("Which gradients train is not known", set(), trained_with, program)
     names = attribute_gradients(found, arguments, match=match, trained=trained)
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
@@ -375,6 +405,12 @@ def _measured(
     of_results = program, leaves, out, paths, out_paths, shown, params, count
     counted = unread.attempt("NaN in results are not counted", ([], None, None), count_in_results, *of_results)
     names = [name and name.in_layers() for name in names]
+    if activations:
+        known = [name for name in names if name is not None]
+        more, notes_of_rows = unread.attempt(NO_ACTIVATIONS, ([], []), activation_rows, rows, known, n_uses)
+        names += [name for name, _ in more]
+        packed += [row for _, row in more]
+        notes += notes_of_rows
     measurement = _measurement(zip(names, packed, strict=True), statistics, *counted)
     measurement = joined_later(measurement) if reducers.deferred else joined(measurement)
     on_traced([name for name in names if name is not None], [*notes, *unread.notes], effects_in(program))
@@ -488,6 +524,9 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
 
 
 def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
+    if (activation := sown.activation) is not None:
+        words = statistics_of_activations(statistics)
+        return activation_row(values[0], words, activation.features, activation.n_rows)
     return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
 
 

@@ -23,6 +23,7 @@ from treeviz.steps.reduce import barrier
 from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
+    NO_GRADIENTS,
     RESHAPES,
     SAME_LEAF,
     SCAN,
@@ -377,7 +378,7 @@ class _Level:
         elif sown.kind == "grads" and self.losses:
             self.inputs.scales[sown] = _scales(self.losses.pop(), self.made_by)
         batched = [dims for dims in eqn.params["batched"] if any(dim is not None for dim in dims[:n])]
-        if sown.kind in ("tap", "loss") or len(batched) > 1:
+        if sown.kind in NO_GRADIENTS or len(batched) > 1:
             return
         # A `vmap` that batches the gradients, but not their parameters, is over examples.
         is_per_example = bool(batched) and None not in batched[0][:n] and set(batched[0][n:]) == {None}

@@ -27,7 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from treeviz.steps.measure import MeasuredTree, source_of
-from treeviz.steps.statistics import Axes, Parts
+from treeviz.steps.statistics import ACTIVATIONS, Axes, Parts
 from treeviz.steps.tracing.jax_private import current_trace
 
 # Result i is operand i, bit for bit.
@@ -252,14 +252,35 @@ def last_uses(
 # The identity primitive `sow`: it tags a tree in a traced program, so that `reap` can find it there.
 
 
+NO_GRADIENTS = ("tap", "loss", ACTIVATIONS)  # kinds of sown trees
+
+
+class Feed(NamedTuple):
+    """Which parameter a value goes into, or comes out of."""
+
+    role: str  # of `ROLES`
+    argument: int  # the number of the program's argument
+    use: int  # from 1
+    is_layer: bool  # of what a scan takes apart
+    n_features: int
+
+
+class Activation(NamedTuple):
+    """What a tagged value is."""
+
+    feeds: tuple[Feed, ...]
+    features: tuple[int, ...] | None = None  # the axes that a product contracts
+    n_rows: int | None = None  # of the embedding that the value is indices of
+
+
 @dataclass(frozen=True, eq=False)
 class Sown:
     """A sown tree, as known while tracing. Holds descriptions only, no tracer.
 
     Attributes:
-      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, or "tap"; "params", "updates" and
-        "received" for what is measured together with a gradient; "loss", which is not measured: it tells which results
-        are the loss.
+      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, "tap" or `ACTIVATIONS`; "params",
+        "updates" and "received" for what is measured together with a gradient; "loss", which is not measured: it tells
+        which results are the loss.
       source: The leaves. Its name is the kind, or the name that `tap` was given; "grads (loss)" has the name of the
         function whose gradients they are.
     """
@@ -267,6 +288,7 @@ class Sown:
     kind: str
     source: MeasuredTree
     axes: Axes = ()  # of the layers of each leaf that holds some, as `reap` has found them
+    activation: Activation | None = None
 
 
 class Axis(NamedTuple):
@@ -305,7 +327,7 @@ class Reaped:
     @property
     def is_of_call(self) -> bool:
         """Whether these are the gradients of a call of `jax.grad`."""
-        return self.gradient is None and self.sown.kind != "tap"
+        return self.gradient is None and self.sown.kind not in NO_GRADIENTS
 
     def within(self, axis: Axis) -> Reaped:
         return replace(self, axes=(axis, *self.axes))
@@ -432,7 +454,7 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[
     at: dict[Any, tuple[int, int]] = {}  # by the variable that a sown value is now: the places of its sum in `found`
     for n, eqn in enumerate(jaxpr.eqns):
         name = eqn.primitive.name
-        if eqn.primitive is sow_p and eqn.params["sown"].kind not in ("tap", "loss"):
+        if eqn.primitive is sow_p and eqn.params["sown"].kind not in NO_GRADIENTS:
             found[n] = [(v, frozenset()) for v in eqn.outvars]
             at.update((v, (n, i)) for i, v in enumerate(eqn.outvars))
         for x, out in zip(eqn.invars, eqn.outvars, strict=False):

@@ -27,6 +27,7 @@ from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
     JITS,
+    NO_GRADIENTS,
     REMATS,
     SCAN,
     SHARD_MAP,
@@ -609,6 +610,7 @@ def measure_step_params(
 
 
 _NO_LAYERS = "Layers of a scan are measured as one array"
+NO_ACTIVATIONS = "What goes into some parameters, and comes out, is not measured"
 _NOT_REPEATED = "Gradients are measured where they are made"
 
 Reduce = Callable[[Sown, Sequence[Any]], Any]
@@ -669,7 +671,7 @@ def reap(
     left_out = set() if left_out is None else left_out
     run = Run(reducers, empty, computed_once, with_params, axes_of, measured, scaled, left_out, unread or Unread())
     results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
-    if all(r.sown.kind == "tap" for r in reaped):
+    if all(r.sown.kind in NO_GRADIENTS for r in reaped):
         if run.left_out:
             inside = f"inside `{min(run.left_out)}`, a primitive from which treeviz can return nothing"
             raise CannotReap(f"a gradient is made {inside}")
@@ -842,6 +844,9 @@ class Run:
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
         values = operands[:n]
+        if sown.activation is not None:
+            row = self.unread.attempt(NO_ACTIVATIONS, None, self.reducers.eager, sown, values)
+            return (), *(((), ()) if row is None else ([Reaped(sown, (), (None,))], [row]))
         if sown.kind == "loss" or (self.in_recomputation and sown in self.computed_once):
             return values, (), ()
         origins, shards, why_not = tuple(origins[n:]) or (None,) * n, (), nothing_against

@@ -68,6 +68,7 @@ class Settings(NamedTuple):
     updates: bool | None
     first: int
     stacked: Stacked | None
+    activations: bool = False
 
     def __str__(self) -> str:
         """The settings that must be equal in all processes."""
@@ -150,6 +151,7 @@ class InstrumentedPrograms:
                 match=self._settings.match,
                 updates=updates,
                 stacked=self._settings.stacked,
+                activations=self._settings.activations,
                 tidy_path=self.jitted.tidy_path,
                 result_path=self.jitted.result_path,
                 on_traced=self._on_second_run if is_apart else self._on_traced,
@@ -185,6 +187,7 @@ def watch(
     first: int = 0,
     stacked: Stacked | None = (),
     gradients: str | None = None,
+    activations: bool = False,
 ) -> Watched:
     """Wrap a jitted step so that `record` gets a measurement of the gradients computed inside it.
 
@@ -214,12 +217,14 @@ def watch(
       first: The number of the first step.
       stacked: Globs of the key paths of arrays that hold layers, or of nodes above them, besides those that the step
         scans over: "layers/*", or {"layers/*": 1} for another axis than the first. None: no array is taken apart.
+      activations: Also measure what goes into each parameter that gradients are taken of, and what comes out.
 
     Raises:
       CannotWatch: The step cannot be watched; the message says why, and what to do instead.
       ValueError: Settings that exclude each other, or an unknown statistic.
     """
-    settings = Settings(every, heavy_every, check_statistics(statistics), match, exact, updates, first, stacked)
+    words = check_statistics(statistics)
+    settings = Settings(every, heavy_every, words, match, exact, updates, first, stacked, activations)
     stacked_axes(stacked or ())
     if every < 0 or heavy_every < 0 or not (every or heavy_every):
         raise ValueError(f"every={every}, heavy_every={heavy_every}: no step would be inspected.")

@@ -1,0 +1,142 @@
+"""What goes into each parameter and comes out is found in any program, and its numbers are those of NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import treeviz as tv
+from treeviz.steps.tracing.activations import MOST_USES, with_activations
+from treeviz.steps.tracing.jax_private import seeing_gradients
+from treeviz.steps.tracing.primitives import equations, sow, sow_p
+
+pytestmark = pytest.mark.oldest_jax
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(16, 6)).astype(np.float32)
+W, V = RANDOM.normal(size=(2, 6, 6)).astype(np.float32)
+IDS = RANDOM.integers(0, 7, (4, 5))
+
+
+def layer(w, x):
+    return jnp.tanh(x @ w)
+
+
+@jax.custom_vjp
+def product(x, w):
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, r[0].T @ g))
+
+
+def in_a_loop(w, x):
+    return lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ w["a"][i]), x)
+
+
+def in_branches(p, x):
+    return lax.cond(x[0, 0] > 0, lambda: x @ p["a"], lambda: -x @ p["a"])
+
+
+# A model, its parameters, and the uses of each: the parameter, its role, the number of the use, whether it is a layer
+# of a stack, and the shape of the value.
+MODELS = {
+    "dense": (lambda p, x: x @ p["a"] + p["b"][None], {"a": W, "b": W[0]}, "ai1x ao1x bi1x bo1x"),
+    "calls": (lambda p, x: jax.jit(layer)(p["b"], jax.jit(layer)(p["a"], x)), {"a": W, "b": V}, "ai1x ao1x bi1x bo1x"),
+    "checkpoint": (lambda p, x: jax.checkpoint(layer)(p["a"], x), {"a": W}, "ai1x ao1x"),
+    "custom_vjp": (lambda p, x: product(x, p["a"]), {"a": W}, "ai1x ao1x"),
+    "vmap": (lambda p, x: jax.vmap(lambda x: p["a"].astype(x.dtype).T @ x)(x), {"a": W}, "ai1x ao1x"),
+    "scan": (lambda p, x: lax.scan(lambda x, w: (layer(w, x), None), x, p["a"])[0], {"a": W[None]}, "ai1l ao1l"),
+    "fori": (in_a_loop, {"a": np.stack([W, V, W])}, "ai1x ao1x"),
+    "tied": (lambda p, x: layer(p["a"], layer(p["a"], x)), {"a": W}, "ai1x ao1x ai2x ao2x"),
+    "branches": (in_branches, {"a": W}, "ai1x ao1x ai1x ao1x"),
+    "derived": (lambda p, x: x @ (p["a"] * 2 + p["b"] / jnp.sum(p["b"])), {"a": W, "b": V}, "ai1x bi1x ao1x bo1x"),
+    "penalty": (lambda p, x: x @ p["a"] + jnp.sum(p["a"] ** 2), {"a": W}, "ai1x ao1x"),
+    "masked": (lambda p, x: x @ (p["a"] * np.eye(6, dtype=np.float32)), {"a": W}, "ai1x ao1x"),
+    "embedding": (lambda p, x: p["a"][IDS], {"a": W}, "ai1x ao1x"),
+    "batch is a constant": (lambda p, x: jnp.asarray(X) @ p["a"], {"a": W}, "ai1x ao1x"),
+}  # fmt: skip
+
+
+def tagged(model, params):
+    def step(p, x):
+        return jax.tree.map(lambda w, g: w - g, p, jax.grad(lambda p: jnp.sum(model(p, x) ** 2))(p))
+
+    with seeing_gradients(sow):
+        program = jax.make_jaxpr(step)(params, X)
+    program, n_uses = with_activations(program)
+    sown = [eqn.params["sown"] for eqn, _ in equations(program) if eqn.primitive is sow_p]
+    return [feed for tag in sown if tag.activation for feed in tag.activation.feeds], n_uses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_finds_the_input_and_the_output_of_every_parameter(name):
+    model, params, expected = MODELS[name]
+    found = [f"{sorted(params)[f.argument]}{f.role[0]}{f.use}{'xl'[f.is_layer]}" for f in tagged(model, params)[0]]
+    assert sorted(found) == sorted(expected.split())
+
+
+def test_a_parameter_that_is_used_very_often_has_its_first_uses():
+    feeds, n_uses = tagged(lambda p, x: jax.tree.reduce(lambda x, _: layer(p["w"], x), [0] * 9, x), {"w": W})
+    assert {feed.use for feed in feeds} == {*range(1, MOST_USES + 1)} and dict(n_uses) == {0: 9}
+
+
+def numbers_of(x, features=None):
+    """In float64."""
+    x = np.asarray(x, np.float64)
+    numbers = {"rms": np.sqrt(np.mean(x**2)), "max_abs": np.max(np.abs(x)), "zero_share": np.mean(x == 0)}
+    if features is not None:
+        x = np.moveaxis(x, features, -1).reshape(-1, x.shape[features])
+        numbers |= {"dead": np.sum((x == 0).all(0)), "constant": np.sum(x.max(0) == x.min(0))}
+    return numbers
+
+
+def model(p, ids):
+    """The loss, and what goes into each parameter and comes out."""
+    x = p["embedding"][ids]
+
+    def body(x, layer):
+        z = x @ layer["w"]
+        y = z + layer["b"][None, None]
+        return jax.nn.relu(y), (x, z, y)
+
+    h, (xs, zs, ys) = lax.scan(body, x, p["layers"])
+    logits = h @ p["embedding"].T
+    return jnp.mean(logits**2), (x, xs, zs, ys, h, logits)
+
+
+@jax.jit
+def update(p, ids):
+    return jax.tree.map(lambda w, g: w - 1e-2 * g, p, jax.grad(lambda p: model(p, ids)[0])(p))
+
+
+def test_the_numbers_are_those_of_numpy():
+    draw = RANDOM.normal
+    params = {"embedding": draw(size=(11, 6)), "layers": {"b": draw(size=(3, 6)), "w": draw(size=(3, 6, 6)) / 3}}
+    params["layers"]["b"][0, 1::3] = -100.0  # dead
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    inspector, own = tv.GradientInspector(activations=True, heavy_every=2, every=1), params
+    step = inspector.watch(update)
+    for _ in range(3):
+        x, xs, zs, ys, h, logits = jax.jit(model)(params, IDS)[1]
+        params, own = step(params, IDS), update(own, IDS)
+    assert all(map(np.array_equal, jax.tree.leaves(params), jax.tree.leaves(own)))
+    expected = {("inputs", "['embedding']"): {"rows_read": len(np.unique(IDS))}}
+    expected["outputs", "['embedding']"] = numbers_of(x)
+    expected["inputs #2", "['embedding']"] = numbers_of(h, features=2)
+    expected["outputs #2", "['embedding']"] = numbers_of(logits)
+    for i in range(3):
+        expected["inputs", f"['layers']['w'][{i}]"] = numbers_of(xs[i], features=2)
+        expected["outputs", f"['layers']['w'][{i}]"] = expected["inputs", f"['layers']['b'][{i}]"] = numbers_of(zs[i])
+        expected["outputs", f"['layers']['b'][{i}]"] = numbers_of(ys[i])
+    history = inspector.history
+    for (tree, path), numbers in expected.items():
+        leaf = history.sources[tree].paths.index(path)
+        for statistic, number in numbers.items():
+            measured = history.values(tree, statistic, leaf)
+            np.testing.assert_allclose(measured.latest[-1], number, 1e-6, err_msg=f"{tree} {path} {statistic}")
+            assert measured.until.tolist() == ([0, 2] if statistic in ("constant", "rows_read") else [0, 1, 2])
+    leaf = history.sources["inputs"].paths.index("['layers']['w'][1]")
+    assert history.values("inputs", "dead_at", leaf).latest[-1].tolist()[:3] == [2, 5, 0]  # counted from 1
+    titles = str(inspector).splitlines()[1]
+    assert "in rms" in titles and "out rms" in titles

@@ -1,0 +1,353 @@
+"""Find what goes into each parameter and what comes out of it, and tag both in the program of a step.
+
+A parameter meets data in the operation that uses it: `dot_general` for a weight, `add` for a bias, `gather` for an
+embedding. Its input is the other operand, its output the result. As the next layer's input is this layer's activation,
+no nonlinearity and no library need be known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from treeviz.steps.statistics import ACTIVATIONS, Fed, MeasuredTree, Whole, kind_of, sibling_name, wholes
+from treeviz.steps.tracing.attribution import Attribution
+from treeviz.steps.tracing.dataflow import Domain, Followed, forward
+from treeviz.steps.tracing.domains import Leaf
+from treeviz.steps.tracing.primitives import (
+    COND,
+    WHILE,
+    Activation,
+    Axis,
+    Feed,
+    Reaped,
+    Sown,
+    inner_jaxprs,
+    shape_and_dtype,
+    size_of,
+    sow_p,
+)
+
+MOST_USES = 4  # of a parameter; a network that is unrolled in Python uses each once for every time step
+
+Owners = frozenset[tuple[int, int]]  # numbers of arguments, each with how many scans have taken it apart
+_NONE: Owners = frozenset()  # of a number
+_TABLE: Owners = frozenset([(-1, 0)])  # of a constant array, which may be data or a mask
+_PRODUCTS = frozenset(["dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather"])
+
+
+class _Origins(Leaf):
+    """Knows which argument each differentiated value is, also in loops that train."""
+
+    enters = Domain.enters
+
+    def __init__(self) -> None:
+        self.params: dict[Any, int] = {}  # by variable
+
+    def join(self, values: Sequence[int | None], atom: Any) -> int | None:
+        return values[0]
+
+    def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
+        if eqn.primitive is sow_p and eqn.params["sown"].kind in ("grads", "cotangents"):
+            origins = zip(eqn.invars[eqn.params["n"] :], operands[eqn.params["n"] :], strict=True)
+            self.params.update((x, i) for x, i in origins if i is not None)
+
+
+class _Owned(Domain[Owners | None]):
+    """Knows the parameters that a value is computed from, if from nothing else; None: it is data."""
+
+    def __init__(self, params: Mapping[Any, int]) -> None:
+        self.params = params
+
+    def unknown(self, atom: Any) -> None:
+        return None
+
+    def constant(self, value: Any) -> Owners:
+        return _TABLE if np.ndim(value) else _NONE
+
+    def given(self, jaxpr: Jaxpr) -> dict[Any, Owners | None]:
+        """A loop that trains changes its parameters: they are none that data was added to."""
+        return {v: frozenset([(self.params[v], 0)]) for v in jaxpr.invars if v in self.params}
+
+    def join(self, values: Sequence[Owners | None], atom: Any) -> Owners | None:
+        known = [value for value in values if value is not None]
+        return frozenset().union(*known) if len(known) == len(values) else None
+
+    def entry(self, xs: Owners | None) -> Owners | None:
+        return None if xs is None else frozenset([(i, depth + (i >= 0)) for i, depth in xs])
+
+    def stacked(self, y: Owners | None) -> Owners | None:
+        return None if y is None else frozenset([(i, max(depth - 1, 0)) for i, depth in y])
+
+    def results(self, eqn: Any, operands: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        if eqn.primitive is sow_p:
+            return operands if eqn.params["sown"].kind == "tap" else ()
+        if inner_jaxprs(eqn) or _data_in(eqn, operands):
+            return ()
+        owners = frozenset().union(*[known for known in operands if known])
+        if eqn.primitive.name.startswith(("reduce_", "arg")) and eqn.primitive.name != "reduce_precision":
+            owners = _NONE  # as the norm of a weight
+        return [owners] * len(eqn.outvars)
+
+
+def _data_in(eqn: Any, operands: Sequence[Owners | None]) -> list[int]:
+    """The numbers of the operands that are data. A constant is data if it cannot be the mask of a parameter."""
+    largest = max([size_of(x) for x, known in zip(eqn.invars, operands, strict=True) if _is_owned(known)], default=0)
+
+    def is_data(x: Any, known: Owners | None) -> bool:
+        is_other = known == _TABLE and largest and (eqn.primitive.name in _PRODUCTS or size_of(x) > largest)
+        return known is None or bool(is_other)
+
+    return [i for i, pair in enumerate(zip(eqn.invars, operands, strict=True)) if is_data(*pair)]
+
+
+def _is_owned(known: Owners | None) -> bool:
+    return known is not None and any(i >= 0 for i, _ in known)
+
+
+class Tagged(NamedTuple):
+    """A program with tags."""
+
+    program: ClosedJaxpr
+    most_uses: Mapping[int, int]  # by the number of an argument, how often data meets it
+
+
+def with_activations(program: ClosedJaxpr) -> Tagged:
+    """Tag the inputs and outputs of all parameters that gradients are taken of, and the indices of embeddings."""
+    origins = _Origins()
+    forward(program, origins, range(len(program.jaxpr.invars)))
+    tags = _Tags()
+    if not (numbers := {*origins.params.values()}):
+        return Tagged(program, tags.n_uses)
+    arguments = [frozenset([(i, 0)]) if i in numbers else None for i in range(len(program.jaxpr.invars))]
+    jaxpr = tags.added(Followed(_Owned(origins.params), program, arguments).to(), False)
+    return Tagged(ClosedJaxpr(jaxpr, program.consts), tags.n_uses)
+
+
+class _Tags:
+    def __init__(self) -> None:
+        self.n_uses = Counter[int]()
+
+    def added(self, followed: Followed[Owners | None], is_forward: bool) -> Jaxpr:
+        eqns = []
+        for eqn in followed.jaxpr.eqns:
+            transforms = [part.name for part in eqn.source_info.name_stack.stack if type(part).__name__ == "Transform"]
+            is_here = (is_forward or "jvp" in transforms) and "transpose" not in transforms
+            if (inside := followed.inside.get(id(eqn))) and (is_here or "transpose" not in transforms):
+                eqn = _with_programs(eqn, self._inside(eqn, inside, is_here))
+            eqns.append(eqn)
+            if is_here and not inside and eqn.primitive is not sow_p:
+                eqns += self._of(eqn, [followed.read(x) for x in eqn.invars])
+        return followed.jaxpr.replace(eqns=_joined(eqns))
+
+    def _inside(self, eqn: Any, programs: Sequence[Followed[Owners | None]], is_forward: bool) -> list[Jaxpr]:
+        """The programs of an equation with tags. One branch of a conditional runs, so the others have the same uses."""
+        found, before, most = [], dict(self.n_uses), Counter[int]()
+        for program in programs:
+            if eqn.primitive.name == COND:
+                self.n_uses = Counter(before)
+            found.append(self.added(program, is_forward))
+            most |= self.n_uses
+        self.n_uses = most
+        return found
+
+    def _of(self, eqn: Any, operands: Sequence[Owners | None]) -> list[Any]:
+        """The tags of an equation in which parameters meet data; empty if none does."""
+        owned = [i for i, known in enumerate(operands) if _is_owned(known)]
+        data = _data_in(eqn, operands) if owned else []
+        if not data or inner_jaxprs(eqn):
+            return []
+        uses = []
+        for number, depth in sorted({owner for i in owned for owner in operands[i] or () if owner[0] >= 0}):
+            self.n_uses[number] += 1
+            if self.n_uses[number] <= MOST_USES:
+                uses.append((number, self.n_uses[number], depth > 0))
+        numeric = [i for i in data if _has_numbers(eqn.invars[i])]
+        tags, features, n_rows = [], _features_of(eqn), None
+        if eqn.primitive.name == "gather" and owned == [0]:
+            axes = eqn.params["dimension_numbers"].start_index_map
+            n_rows = eqn.invars[0].aval.shape[axes[0]] if len(axes) == 1 else None
+        if n_rows is not None:
+            tags.append(_tag(eqn, eqn.invars[1], "inputs", uses, n_rows=n_rows))
+        elif numeric:
+            at = max(numeric, key=lambda i: size_of(eqn.invars[i]))
+            tags.append(_tag(eqn, eqn.invars[at], "inputs", uses, features.get(at)))
+        if _has_numbers(eqn.outvars[0]) and type(eqn.outvars[0]).__name__ != "DropVar":
+            tags.append(_tag(eqn, eqn.outvars[0], "outputs", uses))
+        return tags if uses else []
+
+
+def _has_numbers(atom: Any) -> bool:
+    _, dtype = shape_and_dtype(atom)
+    return (
+        not isinstance(atom, Literal) and size_of(atom) > 0 and dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+    )
+
+
+def _features_of(eqn: Any) -> dict[int, tuple[int, ...]]:
+    """The axes of the features that are contracted, by the number of the operand."""
+    if eqn.primitive.name == "dot_general":
+        contracted, batch = eqn.params["dimension_numbers"]
+        return {i: (*batch[i], *contracted[i]) for i in (0, 1)}
+    if eqn.primitive.name == "conv_general_dilated":
+        return {0: (eqn.params["dimension_numbers"].lhs_spec[1],)}
+    return {}
+
+
+def _tag(eqn, value, role: str, uses: Sequence[tuple[int, int, bool]], features=None, n_rows: int | None = None) -> Any:
+    shape, dtype = value.aval.shape, value.aval.dtype
+    source = MeasuredTree(ACTIVATIONS, ("",), (size_of(value),), (str(dtype),), (True,), (",".join(map(str, shape)),))
+    n_features = n_rows or int(np.prod([shape[axis] for axis in features or ()], dtype=np.int64))
+    feeds = tuple(
+        [Feed(role, number, use, is_layer, n_features if features or n_rows else 0) for number, use, is_layer in uses]
+    )
+    sown = Sown(
+        ACTIVATIONS, source, activation=Activation(feeds, None if features is None else tuple(features), n_rows)
+    )
+    params = {"sown": sown, "n": 1, "batched": (), "differentiated": False}
+    return eqn.replace(primitive=sow_p, invars=[value], outvars=[], params=params, effects=eqn.effects & set())
+
+
+def _joined(eqns: Sequence[Any]) -> list[Any]:
+    """The equations, with one tag of what several measure: the output of a weight is the input of its bias."""
+    joined: list[Any] = []
+    places: dict[Any, list[int]] = defaultdict(list)
+    for eqn in eqns:
+        if eqn.primitive is not sow_p or (new := eqn.params["sown"].activation) is None:
+            joined.append(eqn)
+            continue
+        own = places[eqn.invars[0]]
+        for place in own:
+            sown = joined[place].params["sown"]
+            old = sown.activation
+            if old.n_rows == new.n_rows and (None in (old.features, new.features) or old.features == new.features):
+                features = new.features if old.features is None else old.features
+                both = Activation((*old.feeds, *new.feeds), features, old.n_rows)
+                params = {**joined[place].params, "sown": replace(sown, activation=both)}
+                joined[place] = joined[place].replace(params=params)
+                break
+        else:
+            own.append(len(joined))
+            joined.append(eqn)
+    return joined
+
+
+def _with_programs(eqn: Any, jaxprs: Sequence[Jaxpr]) -> Any:
+    """The equation with other programs, which have the same arguments and results."""
+
+    def replaced(old: Any, new: Jaxpr) -> Any:
+        return ClosedJaxpr(new, old.consts) if isinstance(old, ClosedJaxpr) else new
+
+    if eqn.primitive.name == COND:
+        new = tuple([replaced(*pair) for pair in zip(eqn.params["branches"], jaxprs, strict=True)])
+        return eqn.replace(params={**eqn.params, "branches": new})
+    old = eqn.params["body_jaxpr"] if eqn.primitive.name == WHILE else inner_jaxprs(eqn)[0]
+    new = replaced(old, jaxprs[-1])
+    return eqn.replace(params={name: new if value is old else value for name, value in eqn.params.items()})
+
+
+# Rows of activations, which lie apart for each nest of loops, and where the history has them.
+
+
+class _Place(NamedTuple):
+    """Where the gradient of a parameter is in the history."""
+
+    gradient: Attribution
+    whole: Whole
+
+    @property
+    def n_loops(self) -> list[int | None]:
+        return _loops(self.gradient.axes)
+
+
+def activation_rows(
+    rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[int, int]
+) -> tuple[list[tuple[Attribution, Any]], list[str]]:
+    """What was measured of activations, joined for each nest of loops, and notes on what is not.
+
+    Args:
+      names: Those of all other trees, with the entries that these have in the history.
+    """
+    places: dict[int, _Place] = {}
+    for name in names:
+        if kind_of(name.source.name) == "grads":
+            measured = [whole for whole in wholes(name.source) if name.source.has_number[whole.first]]
+            for argument, whole in zip(name.arguments, measured, strict=False):
+                places.setdefault(argument, _Place(name, whole))
+    trees = _trees(places, [feed for reaped, _ in rows for feed in _feeds(reaped)])
+    by_axes: dict[tuple[Axis, ...], list[tuple[Reaped, Any]]] = defaultdict(list)
+    for reaped, row in rows:
+        by_axes[reaped.axes].append((reaped, row))
+    found = []
+    for axes, members in by_axes.items():
+        fed: dict[tuple[MeasuredTree, int, int | None], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        for row, (reaped, _) in enumerate(members):
+            for feed in _feeds(reaped):
+                if (place := places.get(feed.argument)) is None:
+                    continue
+                loops, around = _loops(axes), place.n_loops
+                n_common = next(n for n in range(len(around), -1, -1) if loops[:n] == around[:n])
+                n_layers, own = place.whole.n, loops[n_common:]
+                layer = own.index(n_layers) if feed.is_layer and n_layers > 1 and n_layers in own else None
+                if n_layers == 1 or layer is not None:
+                    entries = tuple(range(place.whole.first, place.whole.first + n_layers))
+                    fed[trees[_tree_of(place, feed)], n_common, layer].append((row, entries))
+        sources = [reaped.sown.source for reaped, _ in members]
+        columns: Any = [
+            tuple([column[0] for column in of]) for of in zip(*[source[1:6] for source in sources], strict=True)
+        ]
+        feeds = []
+        for (tree, n_common, layer), pairs in fed.items():
+            numbers, entries = zip(*pairs, strict=True)
+            feeds.append(Fed(tree, numbers, entries, tuple([axis.kind for axis in axes]), n_common, layer))
+        source = MeasuredTree(f"{ACTIVATIONS} {len(found)}", *columns, feeds=tuple(feeds))
+        packed = jnp.concatenate([row for _, row in members], axis=-2)
+        found.append((Attribution(source, "", axes), packed))
+    often = [f"{places[i].whole.path} ({n:,} times)" for i, n in n_uses.items() if n > MOST_USES and i in places]
+    more = f" and {len(often) - 3} more" * (len(often) > 3)
+    note = f"Only the first {MOST_USES} uses of a parameter have inputs and outputs: {', '.join(often[:3])}{more}."
+    return found, [note] * bool(often)
+
+
+def _feeds(reaped: Reaped) -> tuple[Feed, ...]:
+    return reaped.sown.activation.feeds if reaped.sown.activation else ()
+
+
+def _loops(axes: Sequence[Axis]) -> list[int | None]:
+    return [axis.size for axis in axes if axis.kind == "step"]
+
+
+def _tree_of(place: _Place, feed: Feed) -> str:
+    """ "inputs", or "inputs #2" of parameters that are used several times."""
+    name = sibling_name(place.gradient.source.name, feed.role)
+    return name.replace(feed.role, f"{feed.role} #{feed.use}", 1) if feed.use > 1 else name
+
+
+def _trees(places: Mapping[int, _Place], feeds: Sequence[Feed]) -> dict[str, MeasuredTree]:
+    """The trees in the history, by name: entries like those of the gradients, with the numbers of features as sizes."""
+    trees: dict[str, tuple[MeasuredTree, dict[int, int]]] = {}
+    for feed in feeds:
+        if place := places.get(feed.argument):
+            _, sizes = trees.setdefault(_tree_of(place, feed), (place.gradient.source, {}))
+            sizes.update((place.whole.first + i, feed.n_features) for i in range(place.whole.n))
+    found = {}
+    for name, (source, sizes) in trees.items():
+        shapes = [str(sizes.get(entry) or "") for entry in range(len(source.paths))]
+        stacks = source.stacks and tuple(map(_stack, source.stacks, shapes))
+        of_entries = [(sizes.get(entry) or 1, entry in sizes) for entry in range(len(source.paths))]
+        n_features, has_number = zip(*of_entries, strict=True)
+        found[name] = MeasuredTree(name, source.paths, n_features, source.dtypes, has_number, tuple(shapes), stacks)
+    return found
+
+
+def _stack(whole: str, features: str) -> str:
+    """The shape of all layers, which lie along the same axis as those of the parameter."""
+    before, _, layers = whole.partition("*")
+    n = layers.partition(",")[0]
+    return ",".join(["1"] * before.count(",") + [f"*{n}", *filter(None, [features])]) if layers else ""
