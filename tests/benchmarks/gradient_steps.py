@@ -273,10 +273,16 @@ def plain(model: Model) -> Run:
     return _looping(model, _update(model))
 
 
-def watched(model: Model, every: int = 1, updates: bool | None = None, exact: bool = False) -> Run:
-    inspector = tv.GradientInspector(every=every, updates=updates)
+def watched(
+    model: Model, every: int = 1, updates: bool | None = None, exact: bool = False, activations: bool = False
+) -> Run:
+    inspector = tv.GradientInspector(every=every, updates=updates, activations=activations)
     run = _looping(model, inspector.watch(_update(model), exact=exact), inspector.flush)
     return run._replace(n_together=_n_together(inspector))
+
+
+def watched_with_activations(model: Model) -> Run:
+    return watched(model, activations=True)
 
 
 def watched_every_10(model: Model) -> Run:
@@ -392,6 +398,7 @@ def numpy_on_the_host(model: Model) -> Run:
 VARIANTS = {
     "plain": plain,
     "watch, every step": watched,
+    "watch, activations": watched_with_activations,
     "watch, every 10": watched_every_10,
     "its program alone, every 10": alone_every_10,
     "its own copy, every 10": own_copy_every_10,

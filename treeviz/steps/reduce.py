@@ -515,74 +515,94 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
     return above[:, :-1] - above[:, 1:]
 
 
-# Values that go into a parameter or come out of it.
+# Values that go into a parameter or come out of it. Each is reduced to a few rows, and the rows of all values together.
+
+_N_ROWS = 64
 
 
-def activation_row(
+class ActivationParts(NamedTuple):
+    """What a value is reduced to, before `activation_rows`. Words of counts are missing for a value without them.
+
+    Attributes:
+      rows: Of rows that the value is broken into: the sums of squares, in float64, the largest magnitudes, and the
+        counts of non-finite numbers and of zeros; None: `words` has all.
+    """
+
+    words: dict[str, jax.Array]
+    rows: tuple[jax.Array, ...] | None = None
+    n_padded: int = 0
+
+
+def activation_parts(
     x: jax.Array, statistics: tuple[str, ...], features: tuple[int, ...] | None = None, n_rows: int | None = None
-) -> jax.Array:
-    """uint32[1, n_words]: the packed row of a value, for `statistics_of_activations`. As `reduce_leaves` otherwise.
+) -> ActivationParts:
+    """Reduce a value, of which the caller has taken care that XLA does not merge the reduction with the step.
 
     Args:
+      statistics: Those of `statistics_of_activations`.
       features: The axes of the features, of which those are counted that are zero or the same in all examples.
       n_rows: x holds indices of so many rows, and nothing but the rows that are read is counted.
     """
-    return _activation_row(x, statistics, features, n_rows, jax.default_backend() == "cpu")
-
-
-@partial(jax.jit, static_argnums=(1, 2, 3, 4))
-def _activation_row(x, statistics, features, n_rows, is_cpu) -> jax.Array:
-    x, found = barrier(lax.stop_gradient(x)), dict[str, jax.Array]()
-    if n_rows is None:
-        x = as_real(x)
-        first, found = _totals(x, is_cpu)
-    else:
-        first = jnp.uint32(EXPONENT_ZERO)
+    x, words = lax.stop_gradient(x), dict[str, jax.Array]()
+    if n_rows is not None:
         if "rows_read" in statistics:
             is_read = jnp.zeros(n_rows, jnp.uint32).at[x.reshape(-1)].set(np.uint32(1), mode="drop")
-            found["rows_read"] = jnp.sum(is_read, dtype=jnp.uint32)
+            words["rows_read"] = jnp.sum(is_read, dtype=jnp.uint32)
+        return ActivationParts(words)
+    x = as_real(x)
     if features is not None:
         others = tuple(axis for axis in range(x.ndim) if axis not in features)
-        bits = magnitude(x)
-        is_dead = jnp.max(bits, others) == 0
-        found["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
+        is_dead = jnp.max(magnitude(x), others) == 0
+        words["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
         if "constant" in statistics:
             # The order of the contracted axes is that of the weight.
             is_dead = jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]).reshape(-1)
-            found["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
+            words["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
             n = STATISTICS["dead_at"].n_bins
-            found["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
-    words = [found.get(name, np.full(STATISTICS[name].n_bins or 1, NO_COUNT, np.uint32)) for name in statistics]
-    return jnp.concatenate([jnp.reshape(word, (-1,)) for word in (first, *words)])[None]
-
-
-def _totals(x: jax.Array, is_cpu: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The first word of a packed row, and the words of "norm", "max_abs", "nonfinite" and "zeros"."""
-    rows = _in_rows(x[None])
-    n_padded = rows.size - x.size
-    zeros = as_words(magnitude(rows) == 0)
-    if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32):
-        words = _rows_of(rows, (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
-        n_zeros = jnp.sum(zeros, dtype=jnp.uint32)
-        return words[0], {**dict(zip(LIGHT, words[1:], strict=True)), "zeros": n_zeros - np.uint32(n_padded)}
-    is_finite = lax.is_finite(rows)
-    finite = lax.select(is_finite, rows, lax.full_like(rows, 0))
+            words["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
+    is_cpu = jax.default_backend() == "cpu"
+    if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32) or is_sharded(x):
+        zeros = jnp.sum(as_words(magnitude(x) == 0), dtype=jnp.uint32)
+        whole = _rows_of(_in_rows(x[None]), (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
+        return ActivationParts({**words, **dict(zip(("first", *LIGHT), whole, strict=True)), "zeros": zeros})
+    n_padded = -x.size % _N_ROWS
+    x = lax.reshape(x, (x.size,))
+    x = lax.pad(x, np.float32(0), [(0, n_padded, 0)]) if n_padded else x
+    is_finite = lax.is_finite(x)
+    finite = lax.select(is_finite, x, lax.full_like(x, 0))
     terms = [
         ("sum", lax.square(_as_float64(finite))),
         ("max", magnitude(finite)),
         ("sum", as_words(lax.bitwise_not(is_finite))),
-        ("sum", zeros),
+        ("sum", as_words(magnitude(x) == 0)),
     ]
-    for axes in (range(rows.ndim - 1, rows.ndim), range(rows.ndim - 1)):  # rows first, which keeps XLA's loops fast
-        terms = [*zip(("sum", "max", "sum", "sum"), reduced_together(terms, [*axes]), strict=True)]
-    squares, peak, nonfinite, n_zeros = (value for _, value in terms)
-    range_code = as_words(peak >= USUAL_FROM) + as_words(peak >= HUGE_FROM)
-    up, down, one = (_as_float64(jnp.float32(scale)) for scale in (_UP, _DOWN, 1))
-    scale = lax.select(range_code == HUGE, down, lax.select(range_code == USUAL, one, up))
-    squares = lax.convert_element_type(lax.mul(lax.mul(squares, scale), scale), np.float32)
-    first = np.uint32(EXPONENT_ZERO) | range_code << np.uint32(RANGE_AT)
-    n_zeros = n_zeros - np.uint32(n_padded)
-    return first, {"norm": bits_of(squares), "max_abs": peak, "nonfinite": nonfinite, "zeros": n_zeros}
+    terms = [(operation, lax.reshape(term, (_N_ROWS, x.size // _N_ROWS))) for operation, term in terms]
+    return ActivationParts(words, tuple(reduced_together(terms, (1,))), n_padded)
+
+
+def activation_rows(parts: Sequence[ActivationParts], statistics: tuple[str, ...]) -> jax.Array:
+    """uint32[values, n_words]: the packed rows of values, for `statistics_of_activations`; those in rows come first."""
+    in_rows = [part for part in parts if part.rows is not None]
+    others, together = parts[len(in_rows) :], dict[str, jax.Array]()
+    if in_rows:
+        of_values = zip(*[part.rows or () for part in in_rows], strict=True)
+        blocks_of = [lax.reshape(copied_together(rows), (len(in_rows), _N_ROWS)) for rows in of_values]
+        terms = [*zip(("sum", "max", "sum", "sum"), blocks_of, strict=True)]
+        squares, peak, nonfinite, zeros = reduced_together(terms, (1,))
+        range_code = as_words(peak >= USUAL_FROM) + as_words(peak >= HUGE_FROM)
+        up, down, one = (_as_float64(lax.full_like(peak, scale, np.float32)) for scale in (_UP, _DOWN, 1))
+        scale = lax.select(range_code == HUGE, down, lax.select(range_code == USUAL, one, up))
+        squares = lax.convert_element_type(lax.mul(lax.mul(squares, scale), scale), np.float32)
+        zeros -= np.array([part.n_padded for part in in_rows], np.uint32)
+        first = np.uint32(EXPONENT_ZERO) | range_code << np.uint32(RANGE_AT)
+        together = {"first": first, "norm": bits_of(squares), "max_abs": peak, "nonfinite": nonfinite, "zeros": zeros}
+    columns = []
+    for name in ("first", *statistics):
+        n = 1 if name == "first" else STATISTICS[name].n_bins or 1
+        missing = np.full(n, EXPONENT_ZERO if name == "first" else NO_COUNT, np.uint32)
+        own = [jnp.reshape(part.words.get(name, missing), (1, n)) for part in (others if name in together else parts)]
+        columns.append(jnp.concatenate([together[name][:, None], *own] if name in together else own))
+    return jnp.concatenate(columns, axis=1)
 
 
 # Leaves of several trees, and small results, reduced in one pass to rows of partial sums, which NumPy adds up.

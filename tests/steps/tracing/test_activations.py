@@ -66,7 +66,7 @@ def tagged(model, params):
         program = jax.make_jaxpr(step)(params, X)
     program, n_uses = with_activations(program)
     sown = [eqn.params["sown"] for eqn, _ in equations(program) if eqn.primitive is sow_p]
-    return [feed for tag in sown if tag.activation for feed in tag.activation.feeds], n_uses
+    return [feed for tag in sown for activation in tag.activations for feed in activation.feeds], n_uses
 
 
 @pytest.mark.parametrize("name", MODELS)

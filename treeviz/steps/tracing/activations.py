@@ -29,6 +29,7 @@ from treeviz.steps.tracing.primitives import (
     Reaped,
     Sown,
     inner_jaxprs,
+    joined_tags,
     shape_and_dtype,
     size_of,
     sow_p,
@@ -144,7 +145,7 @@ class _Tags:
             eqns.append(eqn)
             if is_here and not inside and eqn.primitive is not sow_p:
                 eqns += self._of(eqn, [followed.read(x) for x in eqn.invars])
-        return followed.jaxpr.replace(eqns=_joined(eqns))
+        return followed.jaxpr.replace(eqns=_merged(eqns))
 
     def _inside(self, eqn: Any, programs: Sequence[Followed[Owners | None]], is_forward: bool) -> list[Jaxpr]:
         """The programs of an equation with tags. One branch of a conditional runs, so the others have the same uses."""
@@ -207,29 +208,29 @@ def _tag(eqn, value, role: str, uses: Sequence[tuple[int, int, bool]], features=
     feeds = tuple(
         [Feed(role, number, use, is_layer, n_features if features or n_rows else 0) for number, use, is_layer in uses]
     )
-    sown = Sown(
-        ACTIVATIONS, source, activation=Activation(feeds, None if features is None else tuple(features), n_rows)
-    )
+    activation = Activation(feeds, None if features is None else tuple(features), n_rows)
+    sown = Sown(ACTIVATIONS, source, activations=(activation,))
     params = {"sown": sown, "n": 1, "batched": (), "differentiated": False}
     return eqn.replace(primitive=sow_p, invars=[value], outvars=[], params=params, effects=eqn.effects & set())
 
 
-def _joined(eqns: Sequence[Any]) -> list[Any]:
+def _merged(eqns: Sequence[Any]) -> list[Any]:
     """The equations, with one tag of what several measure: the output of a weight is the input of its bias."""
     joined: list[Any] = []
     places: dict[Any, list[int]] = defaultdict(list)
     for eqn in eqns:
-        if eqn.primitive is not sow_p or (new := eqn.params["sown"].activation) is None:
+        if eqn.primitive is not sow_p or not eqn.params["sown"].activations:
             joined.append(eqn)
             continue
+        (new,) = eqn.params["sown"].activations
         own = places[eqn.invars[0]]
         for place in own:
             sown = joined[place].params["sown"]
-            old = sown.activation
+            (old,) = sown.activations
             if old.n_rows == new.n_rows and (None in (old.features, new.features) or old.features == new.features):
                 features = new.features if old.features is None else old.features
                 both = Activation((*old.feeds, *new.feeds), features, old.n_rows)
-                params = {**joined[place].params, "sown": replace(sown, activation=both)}
+                params = {**joined[place].params, "sown": replace(sown, activations=(both,))}
                 joined[place] = joined[place].replace(params=params)
                 break
         else:
@@ -261,10 +262,6 @@ class _Place(NamedTuple):
     gradient: Attribution
     whole: Whole
 
-    @property
-    def n_loops(self) -> list[int | None]:
-        return _loops(self.gradient.axes)
-
 
 def activation_rows(
     rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[int, int]
@@ -280,43 +277,39 @@ def activation_rows(
             measured = [whole for whole in wholes(name.source) if name.source.has_number[whole.first]]
             for argument, whole in zip(name.arguments, measured, strict=False):
                 places.setdefault(argument, _Place(name, whole))
-    trees = _trees(places, [feed for reaped, _ in rows for feed in _feeds(reaped)])
+    trees = _trees(places, [feed for reaped, _ in rows for feeds in _feeds(reaped.sown) for feed in feeds])
     by_axes: dict[tuple[Axis, ...], list[tuple[Reaped, Any]]] = defaultdict(list)
-    for reaped, row in rows:
-        by_axes[reaped.axes].append((reaped, row))
+    for reaped, packed in rows:
+        by_axes[reaped.axes].append((reaped, packed))
     found = []
     for axes, members in by_axes.items():
-        fed: dict[tuple[MeasuredTree, int, int | None], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
-        for row, (reaped, _) in enumerate(members):
-            for feed in _feeds(reaped):
+        sown, fed = joined_tags([reaped.sown for reaped, _ in members]), defaultdict[Any, list](list)
+        for row, feeds in enumerate(_feeds(sown)):
+            for feed in feeds:
                 if (place := places.get(feed.argument)) is None:
                     continue
-                loops, around = _loops(axes), place.n_loops
+                loops, around = _loops(axes), _loops(place.gradient.axes)
                 n_common = next(n for n in range(len(around), -1, -1) if loops[:n] == around[:n])
                 n_layers, own = place.whole.n, loops[n_common:]
                 layer = own.index(n_layers) if feed.is_layer and n_layers > 1 and n_layers in own else None
                 if n_layers == 1 or layer is not None:
                     entries = tuple(range(place.whole.first, place.whole.first + n_layers))
                     fed[trees[_tree_of(place, feed)], n_common, layer].append((row, entries))
-        sources = [reaped.sown.source for reaped, _ in members]
-        columns: Any = [
-            tuple([column[0] for column in of]) for of in zip(*[source[1:6] for source in sources], strict=True)
-        ]
-        feeds = []
+        kinds, of_trees = tuple([axis.kind for axis in axes]), []
         for (tree, n_common, layer), pairs in fed.items():
             numbers, entries = zip(*pairs, strict=True)
-            feeds.append(Fed(tree, numbers, entries, tuple([axis.kind for axis in axes]), n_common, layer))
-        source = MeasuredTree(f"{ACTIVATIONS} {len(found)}", *columns, feeds=tuple(feeds))
-        packed = jnp.concatenate([row for _, row in members], axis=-2)
-        found.append((Attribution(source, "", axes), packed))
+            of_trees.append(Fed(tree, numbers, entries, kinds, n_common, layer))
+        source = sown.source._replace(name=f"{ACTIVATIONS} {len(found)}", feeds=tuple(of_trees))
+        found.append((Attribution(source, "", axes), jnp.concatenate([packed for _, packed in members], axis=-2)))
     often = [f"{places[i].whole.path} ({n:,} times)" for i, n in n_uses.items() if n > MOST_USES and i in places]
     more = f" and {len(often) - 3} more" * (len(often) > 3)
     note = f"Only the first {MOST_USES} uses of a parameter have inputs and outputs: {', '.join(often[:3])}{more}."
     return found, [note] * bool(often)
 
 
-def _feeds(reaped: Reaped) -> tuple[Feed, ...]:
-    return reaped.sown.activation.feeds if reaped.sown.activation else ()
+def _feeds(sown: Sown) -> list[tuple[Feed, ...]]:
+    """Of each row."""
+    return [activation.feeds for activation in sown.activations]
 
 
 def _loops(axes: Sequence[Axis]) -> list[int | None]:

@@ -19,7 +19,6 @@ from treeviz.steps.reduce import (
     NO_NUMBER,
     BatchSlice,
     Unreduced,
-    activation_row,
     as_words,
     barrier,
     bits_of,
@@ -354,14 +353,22 @@ def _measured(
     elif reduces_partially(statistics) and jax.process_count() == 1:
         reducers = Reducers(reduce, None, lambda sown, values: _reduce_deferred(sown, values).per_device())
     left_out: set[str] = set()
-    beside = {"with_params": updates, "received": received, "scaled": scaled, "left_out": left_out, "unread": unread}
+    words = statistics_of_activations(statistics)
+    beside = {
+        "of_activations": words,
+        "with_params": updates,
+        "received": received,
+        "scaled": scaled,
+        "left_out": left_out,
+        "unread": unread,
+    }
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with gc_paused(), traced_anew():
         out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
     pairs = [*zip(found, packed, strict=True)]
-    rows = [pair for pair in pairs if pair[0].sown.activation is not None]
-    found = [r for r, _ in pairs if r.sown.activation is None]
-    packed = [packed_tree for r, packed_tree in pairs if r.sown.activation is None]
+    rows = [pair for pair in pairs if pair[0].sown.activations]
+    found = [r for r, _ in pairs if not r.sown.activations]
+    packed = [packed_tree for r, packed_tree in pairs if not r.sown.activations]
     trained = unread.attempt("Which gradients train is not known", set(), trained_with, program)
     names = attribute_gradients(found, arguments, match=match, trained=trained)
     zeros = unread.attempt("Gradients that are zero by construction are not named", {}, structural_zeros, program)
@@ -524,9 +531,6 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
 
 
 def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
-    if (activation := sown.activation) is not None:
-        words = statistics_of_activations(statistics)
-        return activation_row(values[0], words, activation.features, activation.n_rows)
     return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
 
 

@@ -10,6 +10,7 @@ A primitive whose name differs between releases (jax 0.4.36 to 0.12.0) is listed
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -288,7 +289,14 @@ class Sown:
     kind: str
     source: MeasuredTree
     axes: Axes = ()  # of the layers of each leaf that holds some, as `reap` has found them
-    activation: Activation | None = None
+    activations: tuple[Activation, ...] = ()  # of each value
+
+
+def joined_tags(tags: Sequence[Sown]) -> Sown:
+    """Several values of activations as one tree."""
+    columns: Any = zip(*[tag.source[1:6] for tag in tags], strict=True)
+    source = MeasuredTree(ACTIVATIONS, *[tuple(itertools.chain(*column)) for column in columns])
+    return Sown(ACTIVATIONS, source, activations=tuple([activation for tag in tags for activation in tag.activations]))
 
 
 class Axis(NamedTuple):

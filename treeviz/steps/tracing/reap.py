@@ -17,7 +17,15 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from treeviz.steps.reduce import PerDevice, barrier, spec_of, type_of
+from treeviz.steps.reduce import (
+    ActivationParts,
+    PerDevice,
+    activation_parts,
+    activation_rows,
+    barrier,
+    spec_of,
+    type_of,
+)
 from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_against, shape_of, sibling_name, with_dtypes
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.dataflow import Followed
@@ -44,6 +52,7 @@ from treeviz.steps.tracing.primitives import (
     holds_sown,
     inner_jaxprs,
     is_recomputed,
+    joined_tags,
     last_uses,
     needed,
     open_jaxpr,
@@ -642,6 +651,7 @@ def reap(
     scaled: Scaled | None = None,
     left_out: set[str] | None = None,
     unread: Unread | None = None,
+    of_activations: tuple[str, ...] = (),
 ) -> tuple[list[Any], list[Reaped], list[jax.Array]]:
     """Run `program` on `arguments`, and measure its sown values.
 
@@ -656,6 +666,7 @@ def reap(
       scaled: Computes the packed rows of scaled numbers from the packed rows of the numbers.
       left_out: Collects the names of higher-order primitives without a rule; values sown inside are not measured.
       unread: Collects a note on each part of the program that cannot be read.
+      of_activations: The statistics of activations, if any are tagged.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
@@ -669,7 +680,18 @@ def reap(
         for jaxpr, found in (received.received_by_jaxpr if received else {}).items()
     }
     left_out = set() if left_out is None else left_out
-    run = Run(reducers, empty, computed_once, with_params, axes_of, measured, scaled, left_out, unread or Unread())
+    run = Run(
+        reducers,
+        empty,
+        computed_once,
+        with_params,
+        axes_of,
+        measured,
+        scaled,
+        left_out,
+        unread or Unread(),
+        of_activations,
+    )
     results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
     if all(r.sown.kind in NO_GRADIENTS for r in reaped):
         if run.left_out:
@@ -693,6 +715,7 @@ class Run:
     scaled: Scaled | None
     left_out: set[str]
     unread: Unread
+    of_activations: tuple[str, ...] = ()  # their statistics
     in_recomputation: bool = False  # this jaxpr is recomputed for a backward pass
     devices: Devices | None = None  # the devices of the `shard_map` around this jaxpr, if there is one
 
@@ -727,6 +750,7 @@ class Run:
         origin = Followed(Leaf(), jaxpr, origins)
         reaped: list[Reaped] = []
         packed: list[jax.Array] = []
+        parts: list[tuple[Sown, ActivationParts]] = []
 
         def read(atom):
             return atom.val if isinstance(atom, Literal) else values[atom]
@@ -748,6 +772,13 @@ class Run:
             if n in without:
                 continue
             operands = [read(x) for x in eqn.invars]
+            if eqn.primitive is sow_p and (sown := eqn.params["sown"]).activations:
+                with context_of(eqn):
+                    # What is recomputed is not what the step computes.
+                    (value,) = recompute_operands(again[n], eqn, read) if n in again else [barrier(operands[0])]
+                    part = attempt(NO_ACTIVATIONS, None, self.activation, sown, value)
+                parts += [] if part is None else [(sown, part)]
+                continue
             copied = add(eqn, operands) if eqn.primitive is not sow_p and self.rule(eqn) is None else None
             if copied is not None:
                 results = copied
@@ -773,10 +804,18 @@ class Run:
             _, reaped_here, packed_here = self.measure(eqn, of_devices, origins_of(eqn), scanned, axes)
             reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
+        if parts:
+            parts.sort(key=lambda part: part[1].rows is None)
+            reaped.append(Reaped(joined_tags([sown for sown, _ in parts]), (), (None,)))
+            packed.append(activation_rows([part for _, part in parts], self.of_activations))
         found = self.receive(received, reaped, packed, read, copies)
         reaped += [r for r, _ in found]
         packed += [rows for _, rows in found]
         return [read(x) for x in jaxpr.outvars], reaped, packed
+
+    def activation(self, sown: Sown, value: Any) -> ActivationParts:
+        (activation,) = sown.activations
+        return activation_parts(value, self.of_activations, activation.features, activation.n_rows)
 
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
         """Measure what the optimizer receives for the gradients that were reaped, of which there may be copies."""
@@ -844,9 +883,6 @@ class Run:
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
         values = operands[:n]
-        if sown.activation is not None:
-            row = self.unread.attempt(NO_ACTIVATIONS, None, self.reducers.eager, sown, values)
-            return (), *(((), ()) if row is None else ([Reaped(sown, (), (None,))], [row]))
         if sown.kind == "loss" or (self.in_recomputation and sown in self.computed_once):
             return values, (), ()
         origins, shards, why_not = tuple(origins[n:]) or (None,) * n, (), nothing_against
