@@ -518,6 +518,7 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
 # Values that go into a parameter or come out of it. Each is reduced to a few rows, and the rows of all values together.
 
 _N_ROWS = 64
+_HALF = np.uint32(1 << 16)  # two counts share a word
 
 
 class ActivationParts(NamedTuple):
@@ -525,7 +526,7 @@ class ActivationParts(NamedTuple):
 
     Attributes:
       rows: Of rows that the value is broken into: the sums of squares, in float64, the largest magnitudes, and the
-        counts of non-finite numbers and of zeros; None: `words` has all.
+        counts of non-finite numbers and, times 2**16, of zeros; None: `words` has all.
     """
 
     words: dict[str, jax.Array]
@@ -552,7 +553,7 @@ def activation_parts(
     x = as_real(x)
     if features is not None:
         others = tuple(axis for axis in range(x.ndim) if axis not in features)
-        is_dead = jnp.max(magnitude(x), others) == 0
+        is_dead = magnitude(jnp.max(jnp.abs(x), others)) == 0  # a maximum of floats is a fast loop
         words["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
         if "constant" in statistics:
             # The order of the contracted axes is that of the weight.
@@ -561,7 +562,7 @@ def activation_parts(
             n = STATISTICS["dead_at"].n_bins
             words["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
     is_cpu = jax.default_backend() == "cpu"
-    if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32) or is_sharded(x):
+    if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32 and x.size < _N_ROWS * _HALF) or is_sharded(x):
         zeros = jnp.sum(as_words(magnitude(x) == 0), dtype=jnp.uint32)
         whole = _rows_of(_in_rows(x[None]), (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
         return ActivationParts({**words, **dict(zip(("first", *LIGHT), whole, strict=True)), "zeros": zeros})
@@ -570,12 +571,9 @@ def activation_parts(
     x = lax.pad(x, np.float32(0), [(0, n_padded, 0)]) if n_padded else x
     is_finite = lax.is_finite(x)
     finite = lax.select(is_finite, x, lax.full_like(x, 0))
-    terms = [
-        ("sum", lax.square(_as_float64(finite))),
-        ("max", magnitude(finite)),
-        ("sum", as_words(lax.bitwise_not(is_finite))),
-        ("sum", as_words(magnitude(x) == 0)),
-    ]
+    zeros = lax.shift_left(as_words(magnitude(x) == 0), np.uint32(16))
+    counts = lax.select(is_finite, zeros, lax.full_like(zeros, 1))
+    terms = [("sum", lax.square(_as_float64(finite))), ("max", magnitude(finite)), ("sum", counts)]
     terms = [(operation, lax.reshape(term, (_N_ROWS, x.size // _N_ROWS))) for operation, term in terms]
     return ActivationParts(words, tuple(reduced_together(terms, (1,))), n_padded)
 
@@ -587,7 +585,9 @@ def activation_rows(parts: Sequence[ActivationParts], statistics: tuple[str, ...
     if in_rows:
         of_values = zip(*[part.rows or () for part in in_rows], strict=True)
         blocks_of = [lax.reshape(copied_together(rows), (len(in_rows), _N_ROWS)) for rows in of_values]
-        terms = [*zip(("sum", "max", "sum", "sum"), blocks_of, strict=True)]
+        sums, peaks, counts = blocks_of
+        both = counts & (_HALF - np.uint32(1)), lax.shift_right_logical(counts, np.uint32(16))
+        terms = [*zip(("sum", "max", "sum", "sum"), (sums, peaks, *both), strict=True)]
         squares, peak, nonfinite, zeros = reduced_together(terms, (1,))
         range_code = as_words(peak >= USUAL_FROM) + as_words(peak >= HUGE_FROM)
         up, down, one = (_as_float64(lax.full_like(peak, scale, np.float32)) for scale in (_UP, _DOWN, 1))
