@@ -442,8 +442,8 @@ def _sources(fields: list[dict[str, Any]]) -> Iterator[MeasuredTree]:
     for name, *leaf_fields in (list(source.values()) for source in fields):
         source = MeasuredTree(str(name), *map(tuple, leaf_fields))
         is_consistent = len({len(values) for values in source[1:5]}) == 1
-        is_consistent &= {*map(len, source[7:])} <= {0, len(source.paths)}
-        for values, kind in zip(source[1:], (str, int, str, int, str, str, int, int, int, int), strict=True):
+        is_consistent &= {*map(len, source[7:-1])} <= {0, len(source.paths)} and not source.feeds
+        for values, kind in zip(source[1:-1], (str, int, str, int, str, str, int, int, int, int), strict=True):
             is_consistent &= all(isinstance(value, kind) for value in values)
         if not is_consistent:
             raise ValueError(f"the leaves of {source.name!r} do not fit together")
