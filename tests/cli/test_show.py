@@ -365,6 +365,10 @@ def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(pa
     assert "reading" in printed.err and "reading" not in printed.out and not stored.on_read
     assert main([params.name, "--find", "mean:=2"]) == 0
     assert capsys.readouterr().err.split("\r")[-1] == "1 of 39 rows match\n"
+    seen.clear()
+    pytest.importorskip("fsspec").filesystem("memory").pipe("/params.npz", params.read_bytes())
+    assert main(["memory://params.npz"]) == 0 and not stored.on_fetch
+    assert [pair[0] == pair[1] > 0 for pair in seen] == [True], "what is fetched before values are read"
 
 
 def test_a_tree_in_python_is_found_in_the_folder_of_the_command(tmp_path, monkeypatch, capsys):

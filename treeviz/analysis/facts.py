@@ -227,7 +227,7 @@ def _metadata(table: TreeTable) -> list[str]:
         return []
     texts = [f"{name}={value}" for name, value in root.static]
     n = sum(length <= _LONGEST_METADATA for length in accumulate(len(text) + 2 for text in texts))
-    more = f"… {counted(len(texts) - n, 'entry', 'entries')} of metadata{' more' if n else ''}"
+    more = f"… {len(texts) - n} more of metadata" if n else f"metadata: {counted(len(texts), 'entry', 'entries')}"
     return [", ".join([*texts[:n], *([more] if n < len(texts) else [])])]
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -81,6 +81,7 @@ class RemotePath:
         self.version: _Version | None = None
         self._type = ""  # "file", "directory"
         self._start, self._data = 0, b""  # a part of the file
+        self._parts: dict[int, bytes] = {}  # short ones, by where they start
         self._next: tuple[int, Future[bytes]] | None = None  # and the one after it, which is read ahead
         self._lock = threading.RLock()
 
@@ -242,6 +243,12 @@ class RemotePath:
             self._listed()
         [*_threads().map(fetch, names)]
 
+    def fetch_parts(self, starts: Sequence[int], n: int) -> None:
+        """Read short parts of the file at once, for who reads them one after the other."""
+        if self.begin()[0] > _HEAD:
+            fetch = partial(self._fetch, n=n, is_checked=False)
+            self._parts = dict(zip(starts, _threads().map(fetch, starts), strict=True))
+
     # Its bytes
 
     def begin(self) -> _Version:
@@ -262,29 +269,36 @@ class RemotePath:
     def bytes_at(self, start: int, n: int) -> bytes:
         """The next bytes, at least one unless the file ends there; mostly from a part that was read before."""
         with self._lock:
+            if part := self._parts.pop(start, b""):
+                return part[:n]
             (size, _), first, data = self.begin(), self._start, self._data
             end = first + len(data)
             if start >= size:
                 return b""
             if not first <= start < end:
                 goes_on = 0 < start == end
-                n_more = 2 * len(data) if goes_on else n + _BLOCK if start else _HEAD
                 ahead, self._next = self._next, None
-                if ahead is not None and ahead[0] == start:
-                    data = ahead[1].result()
+                if goes_on and ahead is not None and ahead[0] == start:
+                    first, data = start, ahead[1].result()
                 else:
-                    data = self._fetch(start, min(max(n_more, n), _MOST))
-                first, end = start, start + len(data)
+                    if not goes_on and (size - start < _BLOCK or size <= _HEAD):  # such as the list in an archive
+                        first = max(0, size - _HEAD)
+                    else:
+                        first = start
+                    n_more = 2 * len(data) if goes_on else _HEAD if first < start or not start else n + _BLOCK
+                    data = self._fetch(first, min(max(n_more, n), _MOST))
                 self._keep(first, data)
+                end = first + len(data)
                 if goes_on and end < size:
-                    self._next = end, _threads().submit(self._fetch, end, min(2 * n_more, _MOST))
+                    is_checked = not self._address.startswith("hf://")  # which counts requests
+                    self._next = end, _threads().submit(self._fetch, end, min(2 * len(data), _MOST), is_checked)
             return data[start - first : start - first + n]
 
     def _keep(self, start: int, data: bytes) -> None:
         self._start, self._data = start, data
         _forget_oldest(self, len(data))
 
-    def _fetch(self, start: int, n: int) -> bytes:
+    def _fetch(self, start: int, n: int, is_checked: bool = True) -> bytes:
         # Without the lock, which is held by the one that waits for what is read ahead.
         known: _Version | None = self.version
         with _explained(self):
@@ -296,7 +310,8 @@ class RemotePath:
             else:
                 end = min(start + n, known[0])
                 data = self._files.cat_file(self._path, start=start, end=end) if start < end else b""
-                version = self._look() if start else known  # after the data, so that these are of that version
+                # After the data, so that these are of that version.
+                version = self._look() if start and is_checked else known
         if known is not None and version != known:
             raise ValueError(REWRITTEN)
         self.version = version

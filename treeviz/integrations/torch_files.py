@@ -54,7 +54,7 @@ def read_torch_index(path: Path) -> Pairs:
 def _loaded(path: Path) -> tuple[Any, _Converter]:
     """The contents of a file, and what makes a tree of them."""
     if not isinstance(path, Path):
-        raise LoadError(f"{path}: PyTorch reads only files on a disk. Copy it to one first.")
+        raise LoadError(f"{path}: PyTorch reads only local files. Copy it to a disk first.")
     check_link(path, roots.get())
     with open(path, "rb") as file:
         state = state_of(file)

@@ -155,7 +155,7 @@ def test_what_a_file_says_of_itself_is_in_the_row_of_its_tree_and_compared(tmp_p
     (_, form), (name, text), evil = root.facts.static
     assert (form, name, evil) == ("'pt'", "tags", ("\\x1b[31m\\u202e", "'\\x00\\n'"))
     assert text.startswith('\'{"tag": [0, 1, 2') and " characters, CRC-32 " in text and len(text) < 120
-    assert "format='pt', … 2 entries of metadata more" in root.table.headline
+    assert "format='pt', … 2 more of metadata" in root.table.headline
     assert [row.keystr for row in treeviz.walk({"x": tree, "y": ONES}) if row.facts.static] == ["['x']"]
     found = treeviz.diff(tree, read(other)).differences
     assert [(each.path, each.kind) for each in found] == [("", "metadata")] and found[0].left.startswith("tags = ")

@@ -48,6 +48,7 @@ _MAX_DIRECTORY = 24_000_000  # bytes of an archive's list of members, enough for
 _MAX_ARRAYS = 1_000_000  # in one .eqx file
 _MAX_LINE = 1_000_000  # bytes before the arrays of an .eqx file
 _USUAL = 1024  # bytes read at the start of an array in an archive, enough for most headers
+_MOST_AHEAD = 20_000  # headers of arrays in an archive at an address that are fetched at once
 _ENCRYPTED = 0x1  # a flag of a zip file's member
 _LENGTHS = struct.Struct("<HH")  # of the two fields between a member's record and its bytes
 _read = io.BufferedReader.read  # in C; `_Bounded.read` would be a Python call for each array
@@ -83,6 +84,8 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
     weakref.finalize(archive, file.close)  # close the file with the last of its arrays
     members = archive.infolist()
     is_twice = len(archive.NameToInfo) < len(members)
+    if hasattr(path, "fetch_parts"):  # at an address
+        path.fetch_parts([member.header_offset for member in members[:_MOST_AHEAD]], _USUAL)
     n_same = Counter(map(attrgetter("filename"), members)) if is_twice else Counter()
     headers: dict[bytes, _Header] = {}  # a model has few distinct shapes
     for member in members:

@@ -22,7 +22,7 @@ from treeviz.tree.describers import Description, describes
 from treeviz.tree.stored import Refused, Stored, chunks_from, places_of
 from treeviz.tree.text import error_text, visible
 
-_PAGE = 4096  # bytes
+_PAGE, _FAR_PAGE = 4096, 1 << 18  # bytes that are read along rather than skipped; the same at an address
 _AT_ONCE = 64  # files at an address
 _MOST_AXES = 64
 MOST_TOKENS = 6_000_000  # commas and brackets in JSON; an array of a checkpoint has some ten
@@ -90,11 +90,12 @@ class At(NamedTuple):
         return self._replace(start=self.start + n_bytes)
 
     def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
-        """A part of the array; reads a few pages of the file for each row."""
+        """A part of the array; reads a few pages of the file for each row, and more at once where a read takes long."""
         places, size = places_of(stored, place), stored.dtype.itemsize
         ordered = np.sort(places, axis=None)
         values = np.empty(ordered.shape, stored.dtype)
-        runs = np.flatnonzero(np.diff(ordered) * size > _PAGE) + 1  # each is one read
+        most = _PAGE if isinstance(self.path, Path) else _FAR_PAGE
+        runs = np.flatnonzero(np.diff(ordered) * size > most) + 1  # each is one read
         with self.opened() as file:
             for i, j in zip([0, *runs], [*runs, len(ordered)], strict=True):
                 first, n = int(ordered[i]), int(ordered[j - 1] - ordered[i]) + 1
