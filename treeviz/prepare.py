@@ -154,7 +154,10 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
     mean = table.columns["mean"].values
     read = {row: number_text(mean[row]) for row in np.flatnonzero(is_number(table) & np.isfinite(mean)).tolist()}
     table = table.with_columns(*with_scalars(table, read))
-    table = table.with_notes({row: (Note("info", text),) for row, text in reasons.items()}).with_notes(notes)
+    # A type that says "shape only" says why there are no values.
+    kinds = {row: table.facts[table.fact_codes[row]].kind for row in reasons}
+    said = {row: (Note("info", text),) for row, text in reasons.items() if kinds[row] != "shape only"}
+    table = table.with_notes(said).with_notes(notes)
     return table.with_headline(*table.headline, *parts)
 
 

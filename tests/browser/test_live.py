@@ -337,13 +337,17 @@ def test_the_picture_is_saved_as_a_file(live, tmp_path):
     width, height = (int.from_bytes(image[at : at + 4], "big") for at in (16, 20))
     area = box(page, ".heat-map")
     assert image[:8] == b"\x89PNG\r\n\x1a\n" and width > area["width"] and height > area["height"]
+    assert box(page, ".tree")["y"] - box(page, ".headline")["y"] <= 120, "above the first row"
+    page.set_viewport_size({"width": 480, "height": 760})
+    state, text, headline = (box(settled(page), place) for place in (".state", ".live .text", ".headline"))
+    assert state["width"] > 60 and text["y"] + text["height"] <= headline["y"] + headline["height"] <= 60
 
 
 def test_a_row_that_is_clicked_is_heard_in_python_and_if_that_is_later_the_panel_says_so(live):
     run, kernel = live(steps=50)
     page = drawn(kernel)
     row(page, "b").first.click()
-    page.locator(".notice", has_text="Python hears of this when the cell has run").wait_for()
+    page.locator(".notice", has_text="Python gets the selection when the cell ends").wait_for()
     assert page.locator("svg.chart").count() == 2, "what is shown needs no answer"
     kernel.until(lambda: run.widget.value == PATHS[0])
     page = drawn(kernel)

@@ -1222,10 +1222,12 @@ def test_what_stands_under_the_pointer_is_whole(shown):
     badge = row(page, "tied").locator(".badge").get_attribute("title")
     assert badge == "the same object as ['a']", "a sentence, with its end"
     titles = [each.get_attribute("title") for each in page.locator(".head .number, .head .bytes").all()]
-    assert titles and all(re.search(r"\nsort by \w+ \(with Shift: leaves only\)$", title) for title in titles)
+    assert titles and all(re.search(r"\nSort by \w+ \(Shift: leaves only\)$", title) for title in titles)
     assert page.get_by_role("button", name="›").count() == 0
     settled(page).set_viewport_size({"width": 360, "height": 600})
-    assert settled(page).get_by_role("button", name="›").get_attribute("title") == "columns to the right: 1"
+    assert settled(page).get_by_role("button", name="›").get_attribute("title") == "More columns to the right: 1"
+    page.set_viewport_size({"width": 112, "height": 600})
+    assert len({each["y"] for each in [title.bounding_box() for title in settled(page).locator(".head button").all()]}) == 1
 
 
 def test_dark_follows_the_host(shown):

@@ -70,6 +70,12 @@ def test_several_rows_are_selected_with_control_and_shift_and_the_last_one_is_th
     assert len(widget.selection) == len(kernel.page.locator(".row[aria-selected=true]").all()) > 2
 
 
+def test_a_node_that_opens_is_drawn_once(explore):
+    page = explore(model()).page
+    page.evaluate("() => { fake.n = 0; fake.views[0].on('paint', () => fake.n++); fake.views[0].toggle(2); }")
+    assert settled(page).evaluate("fake.n") == 1
+
+
 def test_python_moves_the_view(explore):
     kernel = explore(model())
     (widget,) = kernel.widgets
@@ -400,7 +406,7 @@ def test_a_kernel_that_is_gone_takes_nothing_but_itself(explore):
     page = kernel.page
     page.evaluate("() => { fake.models[0].is_dead = true; fake.views[0].request('detail', [1]); }")
     row(page, "embed").click()
-    page.locator("output", has_text="could not tell Python of it: Kernel is dead").wait_for()
+    page.locator("output", has_text="cannot send this to Python: Kernel is dead").wait_for()
     assert selected(page) == ["embed"]
     search(page, "key:w")
     assert labels(page).count("w") == 3

@@ -309,13 +309,13 @@ def test_a_leaf_whose_describer_gives_its_array_has_the_values_of_that_array():
     treeviz.describes(Length)(lambda leaf: treeviz.Description("variable", **facts))
     alike, shape = jnp.asarray(values), jax.ShapeDtypeStruct((2, 2), jnp.float32)
     view = treeviz.render(
-        {"a": Quantity(values), "b": Quantity(alike), "c": Length(values), "d": Quantity(shape)}, stats=True
+        {"a": Quantity(values), "b": Quantity(alike), "c": Length(values), "d": Quantity(shape), "e": shape}, stats=True
     )
     a, b, c = (view.table[row] for row in (1, 2, 3))
     for row in (a, b):
         assert [row[name] for name in ("min", "max", "mean", "zeros", "nan")] == [-4, 1, -1, 1, 1]
     assert np.isnan(c["nan"])
-    assert [note.text for row in (3, 4) for note in view.table.notes[row]] == [
+    assert [note.text for row in (3, 4, 5) for note in view.table.notes.get(row, ())] == [
         "an array of another library: it is not read",
         "no values: only its shape is known",
     ]

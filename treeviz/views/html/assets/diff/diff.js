@@ -95,14 +95,14 @@ function foldSame(view) {
       }
       const n = rows.folds.runs.get(row).rows.reduce((sum, each) => sum + leaves.values[each], 0);
       const text = `the same · ${countText(n)} ${n === 1 ? "leaf" : "leaves"}`;
-      const badge = h("span", { class: "badge inside", "data-note": "info", title: "show each of them", click: (event) => (event.stopPropagation(), unfold(row)) }, "unfold");
+      const badge = h("span", { class: "badge inside", "data-note": "info", title: "Show each", click: (event) => (event.stopPropagation(), unfold(row)) }, "unfold");
       say(text.length + 8 > room ? [] : [text], badge);
       element.ariaLabel = `${rows.label(row)}, ${text}`;
     }
   });
   view.on("detail", (row) => {
     const note = row >= 0 && isRun(row) && view.detailPlace.querySelector(".note");
-    if (note) note.textContent = `${rows.label(row)} are the same in both trees; what stands here is of the first of them`;
+    if (note) note.textContent = `${rows.label(row)} are the same in both trees; the details are those of the first`;
   });
   const { open } = tree.header.diff;
   if (open) {

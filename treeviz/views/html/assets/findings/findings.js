@@ -74,7 +74,7 @@ export function showFindings(view, found) {
     title: "findings",
     format: "findings",
     urgency: 3,
-    help: "what is wrong here, or inside: a sign with a step or a count",
+    help: "Findings here or inside: a sign with a step or a count",
     width: 1 + Math.max(NARROW, 2 + String(found.length).length, ...found.map(([, note]) => (note[5]?.length ?? 0) + (isAlone ? 1 : 4))),
     text: () => "",
     draw: (row) => h("span", {}, ...signOf(row), ...insideOf(row)),

@@ -16,8 +16,8 @@ const PIN_WIDTH = 150;
 const PIN_LABEL = 28; // characters
 const SORT_MS = 2000;
 const BUSY_MS = 2000;
-const ALL_LATER = "the kernel is busy: earlier steps come when the cell has run";
-const NOTIFIED_LATER = "the kernel is busy: Python hears of this when the cell has run";
+const ALL_LATER = "the kernel is busy: earlier steps appear when the cell ends";
+const NOTIFIED_LATER = "the kernel is busy: Python gets the selection when the cell ends";
 
 export class LivePanel {
   /** @param {View} view @param {Live} live @param {import("../widget/requests.js").Requests} requests @param {LivePanel | null} before of the view that this one replaces @param {Int32Array | null} rows where its rows are now */
@@ -60,9 +60,9 @@ export class LivePanel {
     this.text = h("span", { class: "text" });
     this.progress = h("progress", { "aria-label": "Steps", max: 1, value: 0 });
     this.notice = h("span", { class: "notice", role: "status" });
-    this.pause = button("pause", "let the picture stand still; what comes is kept", () => this.setPaused(!this.paused));
+    this.pause = button("pause", "Freeze the view; new steps are kept", () => this.setPaused(!this.paused));
     this.pause.setAttribute("aria-pressed", "false");
-    this.pin = button("pin row", "keep the row that is selected in sight, above the tree", () => this.togglePin(this.view.active));
+    this.pin = button("pin row", "Pin the selected row above the tree", () => this.togglePin(this.view.active));
     this.pinList = h("div", { class: "pins", role: "group", "aria-label": "Pinned rows", hidden: true });
     this.element = h("div", { class: "live", role: "group", "aria-label": "The run" }, this.state, this.progress, this.text, this.notice, h("span", { class: "gap" }), this.pause, this.pin);
     const { root } = this.view;
@@ -201,9 +201,9 @@ export class LivePanel {
     const path = this.seriesView?.path(row) ?? "";
     const end = path.length > PIN_LABEL ? `…${path.slice(1 - PIN_LABEL)}` : path;
     return h("div", { class: "pin", "data-row": row },
-      h("button", { class: "where", title: `go to ${path}`, click: () => this.view.goTo(row) }, end),
+      h("button", { class: "where", title: `Go to ${path}`, click: () => this.view.goTo(row) }, end),
       h("canvas", { "aria-hidden": "true" }), h("span", { class: "value" }),
-      h("button", { class: "away", title: "unpin", "aria-label": `unpin ${path}`, click: () => this.togglePin(row) }, "×"));
+      h("button", { class: "away", title: "Unpin", "aria-label": `unpin ${path}`, click: () => this.togglePin(row) }, "×"));
   }
 
   #drawPin(element) {

@@ -13,7 +13,7 @@ export function controls(seriesView) {
   const { all } = seriesView;
   const choice = h("select", { "aria-label": "Series", change: () => seriesView.choose(seriesView.all[choice.selectedIndex]) }, ...all.map((series) => h("option", {}, series.title)));
   const log = h("input", { type: "checkbox", change: () => ((seriesView.isLog = log.checked), seriesView.show()) });
-  const relative = h("select", { "aria-label": "Colors", title: "what the colors show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
+  const relative = h("select", { "aria-label": "Colors", title: "What the colors show", change: () => ((seriesView.colorScale.isRelative = relative.selectedIndex === 1), seriesView.show()) },
     h("option", {}, "absolute"), h("option", {}, "relative to median"));
   const step = (label, change) => h("input", { type: "number", "aria-label": label, title: label, change });
   const zoom = () => {
@@ -22,7 +22,7 @@ export function controls(seriesView) {
   };
   const from = step("From step", zoom);
   const to = step("To step", zoom);
-  const whole = h("button", { title: "or double click in the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "All steps");
+  const whole = h("button", { title: "Or double-click the heat map", click: () => seriesView.zoom(-Infinity, Infinity) }, "All steps");
   const low = h("span", {});
   const high = h("span", {});
   const colors = h("i", { class: "colors", role: "img" });

@@ -52,7 +52,7 @@ export class Scalars {
       const marks = series.marks.map(([, bucket]) => `M${xOf(bucket)} ${ROOF}V${FLOOR}`);
       place.replaceChildren(svg("svg", { viewBox: `0 ${ROOF} ${SPAN} ${FLOOR - ROOF}`, preserveAspectRatio: "none", class: "chart" },
         ...Object.entries({ band, mark: marks.join(""), zero, line, bad: bad.join("") }).map(([name, d]) => svg("path", { class: name, d }))));
-      range.textContent = ticks.length > 1 ? `${ticks[0][1]} … ${ticks[ticks.length - 1][1]}${scale}` : "";
+      range.textContent = ticks.length > 1 ? `${ticks[0][1]} to ${ticks[ticks.length - 1][1]}${scale}` : "";
     }
     this.show(seriesView.step);
   }

@@ -71,7 +71,7 @@ export function fillType(cell, view, row, notes, room) {
   if (rows.folds?.runs.has(row)) {
     const outlier = rows.outlierOf(row);
     const link = (text, title, act) => addBadge(text, { class: "badge inside", "data-note": "info", title, click: (event) => (event.stopPropagation(), act()) });
-    link("unfold", "show each of them", () => (rows.unfold(row), view.update(row)));
+    link("unfold", "Show each", () => (rows.unfold(row), view.update(row)));
     if (outlier) link(outlier.text, outlier.text, () => view.goTo(outlier.row));
   }
   const addThose = (name, texts) => {

@@ -66,7 +66,7 @@ export class Columns {
     // Columns of numbers go where that makes all names whole.
     const wish = this.chosen.get(this.view.keyColumn) ?? Math.min(Math.max(names, LABEL), Math.max(names > most ? left : most, MOST_NAMES * width));
     // Names stay where they are: beside them there is always room to scroll the others through.
-    const name = (widths[0] = Math.min(wish, columns[0] ? width - 2 * LABEL : wish));
+    const name = (widths[0] = Math.min(wish, columns[0] ? Math.max(SIGNS + LABEL, width - 2 * LABEL) : wish));
     const type = columns.findIndex((column) => column.format === "type");
     const endsOf = () => {
       let end = -GAP;

@@ -25,7 +25,7 @@ export function copyChoices(view, close) {
     ...paths("Python", chosen),
     ...paths("key path", chosen, (row) => tree.keystr(row)),
     ...(tree.header.names ? paths("name in the file", chosen, (row) => tree.nameInFile(row)) : []),
-    choice("mask", "True at what is selected", () => maskText(tree, chosen())),
+    choice("mask", "True where selected", () => maskText(tree, chosen())),
     ...paths("all matches", () => rows.matches()),
   ];
 }

@@ -21,7 +21,7 @@ export function detail(view, row) {
   return h(
     "div",
     { class: "detail", role: "group", "aria-label": `Details of ${tree.label(row)}` },
-    h("button", { class: "close", "aria-label": "Close the details", title: "close (Esc)", click: () => view.showDetail(-1) }, "×"),
+    h("button", { class: "close", "aria-label": "Close the details", title: "Close (Esc)", click: () => view.showDetail(-1) }, "×"),
     crumbs(view, row),
     h("div", { class: "path" }, h("code", { title: "Python" }, shortened(tree.expression(row))), copyMenu(view)),
     ...foldNote(view, row),
@@ -46,7 +46,7 @@ export function detail(view, row) {
 function foldNote({ rows, tree }, row) {
   const n = rows.folds?.of(row).length ?? 1;
   const label = rows.folds?.runs.get(row)?.label;
-  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `one of ${wholeText(n)} that`} are alike: the numbers are of all, the rest is of the first`)] : [];
+  return n > 1 ? [h("div", { class: "note", "data-note": "info" }, `${label ?? `${wholeText(n)} siblings`} have the same structure: the numbers cover all, the rest describes the first`)] : [];
 }
 
 const shortened = (text) => (text.length > LONG_PATH ? `…${text.slice(-LONG_PATH)}` : text);

@@ -38,7 +38,7 @@ export class Grid {
     /** The ancestors of the first row on the screen. */
     this.above = h("div", { class: "above", "aria-hidden": "true", click: (event) => view.go(this.rowAt(event).row) });
     this.more = h("button", { class: "slot", click: () => this.element.scrollBy(this.width / 2, 0) });
-    this.copier = h("span", { class: "copier", title: "copy the path", click: (event) => (event.stopPropagation(), view.copy(view.tree.expression(this.rowAt(event).row))) });
+    this.copier = h("span", { class: "copier", title: "Copy the path", click: (event) => (event.stopPropagation(), view.copy(view.tree.expression(this.rowAt(event).row))) });
     this.element = h("div", { class: "scroller", mouseover: (event) => this.#hover(event), scroll: () => this.paint() }, this.head, this.above, this.tree);
     /** The rows in the document. @type {any[]} */
     this.pool = [];
@@ -54,6 +54,8 @@ export class Grid {
     this.shift = 0;
     this.lastTop = 0;
     this.height = 0;
+    /** The height that it may grow to. */
+    this.most = 0;
     /** @type {any[]} */
     this.columns = [];
     this.widths = new Columns(view);
@@ -83,10 +85,10 @@ export class Grid {
     this.room = room;
     this.height = clientHeight;
     const isSeen = this.pool.some((row) => +row.dataset.row === view.active);
-    if (isAsWide) this.paint();
-    else this.resize();
+    if (!isAsWide) this.resize();
     // Details that open, or grow, do not hide their row.
-    if (isSeen) this.scrollTo(view.rows.index(view.active));
+    if (isSeen) this.scrollTo(view.rows.index(view.active), null);
+    else this.paint();
   }
 
   resize() {
@@ -94,6 +96,7 @@ export class Grid {
     if (this.styleBefore[0]) root.style.setProperty("--most", "9999px"); // all that there is
     this.styleBefore = [];
     const { clientWidth } = this.element;
+    this.most = parseFloat(getComputedStyle(this.element).maxHeight) || innerHeight - this.element.getBoundingClientRect().top;
     this.isNarrow = root.classList.toggle("narrow", root.clientWidth < 940);
     this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
     this.reserved = this.reservedWidth(clientWidth);
@@ -160,7 +163,7 @@ export class Grid {
     const title = (column, i) => {
       const order = sorting.column === column ? (sorting.descending ? "descending" : "ascending") : "";
       const arrow = order && h("span", { class: "arrow", "aria-hidden": "true" }, sorting.descending ? "▼" : "▲");
-      return h("button", { class: `cell ${column.format}`, title: `${column.help ? `${column.help}\n` : ""}sort by ${column.title} (with Shift: leaves only)`, "aria-label": order ? `${column.title}, sorted ${order}` : undefined,
+      return h("button", { class: `cell ${column.format}`, title: `${column.help ? `${column.help}\n` : ""}Sort by ${column.title} (Shift: leaves only)`, "aria-label": order ? `${column.title}, sorted ${order}` : undefined,
         tabindex: i === Math.max(0, focused) ? "0" : "-1", click: ({ shiftKey }) => (shiftKey ? this.view.setFlat(true, column) : this.view.sortBy(column)) }, column.title, arrow, this.#edge(column, i));
     };
     this.head.replaceChildren(...[this.view.keyColumn, ...this.columns].map(title));
@@ -190,14 +193,14 @@ export class Grid {
   #tellMore() {
     const right = this.element.scrollLeft + this.width;
     const n = this.layout.ends.filter((end) => end > right + 1).length;
-    this.more.hidden = !n;
     if (this.nMore === n) return;
     this.nMore = n;
+    this.more.hidden = !n;
     this.more.textContent = `+${n} ›`;
-    this.more.title = `columns to the right: ${n}`;
+    this.more.title = `More columns to the right: ${n}`;
   }
 
-  /** Put the rows on the screen into the document. @param {boolean} [all] also if the same ones are there: true if the data may have changed, false if only what is open, active, selected, sorted or found */
+  /** Put the rows on the screen into the document. @param {boolean | null} [all] also if the same ones are there: true if the data may have changed, false if only what is open, active, selected, sorted or found */
   paint(all) {
     const { rows } = this.view;
     const { clientHeight, scrollTop } = this.element;
@@ -205,18 +208,19 @@ export class Grid {
     const height = Math.min(total, MAX_HEIGHT);
     const sight = clientHeight - this.head.offsetHeight;
     this.#tellMore();
-    this.#setStyle();
-    this.tree.style.height = `${height}px`;
     if (total === height || scrollTop <= 0) this.shift = 0;
     else if (scrollTop >= height - sight - 1) this.shift = total - height;
     else if (Math.abs(scrollTop - this.lastTop) > sight) this.shift = Math.round((scrollTop / (height - sight)) * (total - sight)) - scrollTop;
     this.lastTop = scrollTop;
     const top = Math.max(0, Math.min(scrollTop + this.shift, total - sight));
     const first = this.nPrinted ? 0 : Math.floor(top / ROW_HEIGHT);
-    const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(sight / ROW_HEIGHT) + 1);
+    // A view of few rows grows when more are open: they are there before.
+    const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(Math.max(sight, this.most) / ROW_HEIGHT) + 1);
     // Rows that are cut by the upper edge are below their ancestors.
     const below = this.nPrinted ? 0 : Math.ceil(top / ROW_HEIGHT);
     if (all == null && first === this.first && n === this.n && below === this.below) return;
+    this.#setStyle();
+    this.tree.style.height = `${height}px`;
     if (all) {
       this.edition++;
       if (rows.folds) rows.folds.found = {};
@@ -269,8 +273,8 @@ export class Grid {
     key.append(this.copier);
   }
 
-  /** Scroll until a visible row, given by its index among them, is on the screen. @param {number} index */
-  scrollTo(index) {
+  /** Scroll until a visible row, given by its index among them, is on the screen. @param {number} index @param {boolean | null} [all] of paint */
+  scrollTo(index, all = false) {
     const { rows } = this.view;
     const total = rows.count * ROW_HEIGHT;
     const sight = this.element.clientHeight - this.head.offsetHeight;
@@ -278,7 +282,7 @@ export class Grid {
     const wanted = index * ROW_HEIGHT;
     // The ancestors of the row cover as much.
     const free = wanted - ROW_HEIGHT * Math.max(0, Math.min(MAX_ABOVE, rows.depth(rows.visible[index]) - 1));
-    if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(false);
+    if ((free >= top || !top) && wanted + ROW_HEIGHT <= top + sight) return this.paint(all);
     const far = Math.abs(wanted - top) > 2 * sight;
     const goal = Math.max(0, Math.min(total - sight, far ? wanted - sight / 2 : free < top ? free : wanted + ROW_HEIGHT - sight));
     const height = Math.min(total, MAX_HEIGHT);

@@ -80,7 +80,7 @@ export function show(host, tree, signal, prepare = () => {}) {
   const { element, search, blanks } = toolbar(view);
   view.searchBox = search;
   root.append(
-    h("div", { class: "headline", title: facts.join(" · "), ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...facts.map((text) => h("span", { class: /^all fin/.test(text) ? "fine" : /NaN$|\d mism/.test(text) && "bad" }, text))),
+    h("div", { class: "headline", title: facts.join(" · "), ...(inPage && { role: "heading", "aria-level": "1" }) }, h("b", {}, tree.name), ...facts.map((text) => h("span", { class: /^all fin|^0 find/.test(text) ? "fine" : /NaN$|\d mism/.test(text) && "bad" }, text))),
     view.banner,
     element,
     h("div", { class: "body" }, view.grid.element, view.detailPlace),

@@ -14,13 +14,13 @@ const HELP = [
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];
 
-const FLAT = "Leaves only, with whole paths, the largest first";
+const FLAT = "Leaves only, with full paths, largest first";
 
 /** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement, blanks: HTMLElement}} the line, the box in it, and the line below the rows */
 export function toolbar(view) {
   const { tree, rows } = view;
   const search = h("input", {
-    type: "search", placeholder: "Search: attn, bf16, nan", "aria-label": "Search", title: "/ puts the cursor here",
+    type: "search", placeholder: "Search: attn, bf16, nan", "aria-label": "Search", title: "Press / to search",
     autocomplete: "off", spellcheck: "false",
     input: () => view.search.ask(search.value),
     focus: () => setTimeout(() => view.search.warmUp()),
@@ -107,7 +107,7 @@ export function toolbar(view) {
     h("span", { class: "shape" }, fold, flat),
     h("span", { class: "last" }, view.grid.more, ...menus),
   );
-  const blanks = h("button", { class: "link blanks", title: "show them", click: () => view.showBlanks(true) }, `${wholeText(tree.blanks.length)} fields are None`);
+  const blanks = h("button", { class: "link blanks", title: "Show them", click: () => view.showBlanks(true) }, `${wholeText(tree.blanks.length)} fields are None`);
   const showBlanks = () => (blanks.hidden = !rows.hidesBlanks);
   view.on("change", () => (showSearch(), showBlanks()));
   showSearch();

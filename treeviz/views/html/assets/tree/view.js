@@ -202,7 +202,7 @@ export class View extends EventTarget {
 
   /** @param {string} text */
   async copy(text) {
-    this.setStatus((await copy(text, this.root)) ? "copied" : "this browser allows no copying");
+    this.setStatus((await copy(text, this.root)) ? "copied" : "this browser blocks copying");
     setTimeout(() => this.search.showCount(), 1500);
   }
 

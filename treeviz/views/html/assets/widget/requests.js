@@ -61,7 +61,7 @@ export class Requests {
     try {
       this.model.send({ ...message, version: this.version });
     } catch (error) {
-      showError(this.view, `Python does not hear this: its kernel was restarted, or is gone (${/** @type {Error} */ (error).message})`);
+      showError(this.view, `Python cannot receive this: its kernel was restarted or is gone (${/** @type {Error} */ (error).message})`);
     }
   }
 

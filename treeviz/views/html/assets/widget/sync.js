@@ -82,7 +82,7 @@ export class TraitSync {
     try {
       if (nChanged) this.model.save_changes();
     } catch (error) {
-      showError(this.view, `could not tell Python of it: ${/** @type {Error} */ (error).message}`);
+      showError(this.view, `cannot send this to Python: ${/** @type {Error} */ (error).message}`);
     }
   }
 
@@ -118,7 +118,7 @@ export class TraitSync {
         view.update(view.active);
       } else if (name === "selection") {
         const known = wanted.filter((row) => Number.isInteger(row) && row >= 0 && row < tree.n);
-        if (known.length < wanted.length) showError(view, `selection: there are rows 0 to ${tree.n - 1}`);
+        if (known.length < wanted.length) showError(view, `selection: rows are numbered 0 to ${tree.n - 1}`);
         select(view, known);
       } else if (wanted === "") {
         if (!names.includes("selection")) select(view, []);
