@@ -1227,7 +1227,10 @@ def test_what_stands_under_the_pointer_is_whole(shown):
     settled(page).set_viewport_size({"width": 360, "height": 600})
     assert settled(page).get_by_role("button", name="›").get_attribute("title") == "More columns to the right: 1"
     page.set_viewport_size({"width": 112, "height": 600})
-    assert len({each["y"] for each in [title.bounding_box() for title in settled(page).locator(".head button").all()]}) == 1
+    assert (
+        len({each["y"] for each in [title.bounding_box() for title in settled(page).locator(".head button").all()]})
+        == 1
+    )
 
 
 def test_dark_follows_the_host(shown):

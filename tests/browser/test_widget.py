@@ -9,6 +9,7 @@ from browser.driving import active, choose, labels, row, search, settled, status
 from browser.fake_kernel import PAGE, FakeKernel
 
 import treeviz as tv
+from treeviz.views.html.bundle import widget_module_text
 
 pytest.importorskip("anywidget")
 
@@ -74,6 +75,17 @@ def test_a_node_that_opens_is_drawn_once(explore):
     page = explore(model()).page
     page.evaluate("() => { fake.n = 0; fake.views[0].on('paint', () => fake.n++); fake.views[0].toggle(2); }")
     assert settled(page).evaluate("fake.n") == 1
+
+
+def test_an_explorer_is_saved_as_a_page_that_needs_no_python(explore, tmp_path):
+    kernel = explore(model())
+    keep = "text => void (globalThis[Symbol.for('treeviz.source')] = text)"  # as widget_loader.js does
+    kernel.page.evaluate(keep, widget_module_text())
+    with kernel.page.expect_download() as download:
+        choose(kernel.page, "Export", "Page (HTML)")
+    download.value.save_as(tmp_path / "saved.html")
+    kernel.page.goto((tmp_path / "saved.html").as_uri())
+    assert labels(kernel.page) == ["tree", "embed", "layers", "[0…2] ×3", "b", "w", "n"]
 
 
 def test_python_moves_the_view(explore):

@@ -27,8 +27,8 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
         table.fact_column("kind", [f.kind for f in facts]),
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),
-        table.fact_column("dtype", dtypes, help="The dtype; ~ before it: weakly typed"),
-        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="How it is sharded over devices"),
+        table.fact_column("dtype", dtypes, help="~ marks weak types"),
+        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="Sharding over devices"),
     )
 
 
@@ -59,7 +59,7 @@ def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ..
         return ()
     distinct = {level: code for code, level in enumerate(dict.fromkeys(("", *levels)))}
     codes = np.array([distinct[level] for level in levels])
-    return (Column(SCALARS, "value", [*distinct], codes, help="The value of an array of one number"),)
+    return (Column(SCALARS, "value", [*distinct], codes),)
 
 
 def host_scalar(array: Any) -> str:
@@ -158,9 +158,9 @@ def size_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     columns = []
     for name, format, help in (
-        ("elements", "count", "Elements of arrays, not of Python scalars"),
-        ("bytes", "bytes", "Bytes of arrays, 1 kB = 1000 B"),
-        ("leaves", "count", "Leaves, as JAX counts them"),
+        ("elements", "count", "Elements of arrays"),
+        ("bytes", "bytes", "Bytes of arrays"),
+        ("leaves", "count", ""),
     ):
         levels = whole_numbers([getattr(facts, name) for facts in table.facts], len(table))
         columns.append(table.fact_column(name, levels, format=format, rollup="sum", help=help))
@@ -527,21 +527,20 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
     memories = memories_of(table)
     nowhere = memories.pop(NOWHERE)
     held = {name: held_in(table, memory) for name, memory in memories.items()}
-    once = "each array once"
     columns = [_n_devices(table, memories[DEFAULT], held[DEFAULT]), _spread(table, held[DEFAULT])]
     for name, memory in memories.items():
         if name == DEFAULT:
-            labels = ("device_bytes", "bytes/device", f"Bytes on the fullest device; {once}")
+            labels = ("device_bytes", "bytes/device", "Bytes on the fullest device")
         elif name == HOST:
-            labels = ("host_bytes", "host", f"Bytes in host memory; {once}")
+            labels = ("host_bytes", "host", "Bytes in host memory")
         else:
-            labels = (f"{name}.bytes", name, f"Bytes in the memory {name} of the device with most of it; {once}")
+            labels = (f"{name}.bytes", name, f"Bytes in the memory {name} of the fullest device")
         columns.append(_bytes_column(table, memory, held[name], *labels))
     return tuple(columns), _headline(table, memories, held, nowhere)
 
 
 def _n_devices(table: TreeTable, memory: Memory, held: Held) -> Column:
-    options: dict = {"format": "count", "help": "Devices that hold part of it"}
+    options: dict = {"format": "count", "help": "Devices that hold it"}
     if held.is_plain:
         levels = np.where(memory.group >= 0, held.n_devices, np.nan)
         return table.fact_column("devices", levels, rollup="max", **options)

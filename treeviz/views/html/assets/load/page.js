@@ -1,5 +1,6 @@
 // @ts-check
-// Mounts the views of a page, each once, however many copies of this script the page holds.
+// Mounts the views of a page, each once, however many copies of this script the page holds. A page that a widget saved has the
+// whole explorer.
 import { FORMAT } from "../tree/tree.js";
 import { mount } from "../tree/mount.js";
 import { additions } from "../tree/view.js";

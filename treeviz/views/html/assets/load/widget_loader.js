@@ -11,7 +11,9 @@ const modules = (globalThis[Symbol.for("treeviz.modules")] ??= new Map());
 
 async function unpacked() {
   const stream = new Blob([/** @type {any} */ (bytesOf(packed))]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-  const url = URL.createObjectURL(new Blob([await new Response(stream).text()], { type: "text/javascript" }));
+  // saving.js writes it into pages.
+  const source = (globalThis[Symbol.for("treeviz.source")] = await new Response(stream).text());
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   try {
     return (await import(url)).default;
   } finally {

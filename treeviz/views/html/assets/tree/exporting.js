@@ -8,6 +8,7 @@ import { foldedText } from "./folds.js";
 export function exportChoices(view, act) {
   const picture = (format) => () => savePicture(view, format).catch((error) => view.setStatus(`Cannot draw this: ${error.message}`));
   return [
+    ...(view.savePage ? [act("Page (HTML)", view.savePage)] : []),
     act("Picture (PNG)", picture("PNG")),
     act("Picture (SVG)", picture("SVG")),
     act("Text", () => download(view, "txt", `data:text/plain;charset=utf-8,${encodeURIComponent(rowsAsText(view))}`)),
@@ -34,7 +35,7 @@ function rowsAsJson(view) {
   return JSON.stringify(Array.from(rows.visible.subarray(0, rows.count), (row) => ({ path: tree.keystr(row), name: rows.label(row), ...Object.fromEntries(shownIn(view, row)) })), null, 1);
 }
 
-const download = (view, suffix, href) => h("a", { href, download: `${view.tree.name.replace(/[^\w.-]+/g, "_").slice(0, 80)}.${suffix}` }).click();
+export const download = (view, suffix, href) => h("a", { href, download: `${view.tree.name.replace(/[^\w.-]+/g, "_").slice(0, 80)}.${suffix}` }).click();
 
 /** @param {import("./view.js").View} view @param {"SVG" | "PNG"} format */
 async function savePicture(view, format) {

@@ -16,7 +16,7 @@ export async function unpack(bytes) {
   const stream = /** @type {any} */ (new Response(bytes).body).pipeThrough(new DecompressionStream("deflate-raw"));
   // A browser says that it failed to fetch, though nothing is fetched.
   const damaged = () => Promise.reject(Error("its data is damaged"));
-  return new Tree(await new Response(stream).arrayBuffer().catch(damaged));
+  return Object.assign(new Tree(await new Response(stream).arrayBuffer().catch(damaged)), { packed: bytes });
 }
 
 /** A column: one value for every row. */

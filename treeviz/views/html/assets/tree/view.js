@@ -27,6 +27,8 @@ export class View extends EventTarget {
   banner;
   /** Sends a request to Python; undefined: there is no Python. @type {import("../widget/requests.js").Request | undefined} */
   request;
+  /** Saves the view as a page; undefined: a page is already saved. @type {(() => void) | undefined} */
+  savePage;
   /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | undefined} */
   seriesView;
 

@@ -6,8 +6,10 @@ import { forget, liveOf } from "../live/run.js";
 import { LivePanel } from "../live/panel.js";
 import { LogPane, Requests } from "./requests.js";
 import { unpack } from "../tree/tree.js";
+import { savePage } from "./saving.js";
 import { TraitSync } from "./sync.js";
 import { show } from "../tree/mount.js";
+import "../load/page.js";
 
 const FLASH_MS = 1800;
 
@@ -94,6 +96,7 @@ function prepare(view, model, logPane, signal) {
   view.on("log", (text) => logPane.add(text));
   const requests = new Requests(model, view, signal);
   view.request = (operation, numbers) => requests.ask(operation, numbers);
+  if (!liveOf(model)) view.savePage = () => savePage(view);
   view.root.append(logPane.element);
   // What is open and selected is shared with Python, node by node: levels open together, and nothing is folded unless a reader asks, but what is the same
   // in a diff.
