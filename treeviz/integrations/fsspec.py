@@ -214,7 +214,7 @@ class RemotePath:
                 self._files.invalidate_cache()
                 path = f"{self._path.rstrip('/')}/" if self.is_http else self._path
                 infos = self._files.ls(path, detail=True)
-            own = self._path.strip("/")
+            own = self._path.partition("?")[0].strip("/") if self.is_http else self._path.strip("/")
             if len(infos) == 1 and infos[0]["name"].strip("/") == own and infos[0]["type"] == "file":
                 self._type = "file"
                 self._learn(infos[0])
@@ -223,7 +223,8 @@ class RemotePath:
             for info in infos:
                 name = unquote(urlsplit(info["name"]).path) if self.is_http else info["name"]
                 name = name.rstrip("/").rpartition("/")[2]
-                if name in ("", ".", "..") or (self.is_http and not info["name"].startswith(self._path.rstrip("/"))):
+                is_inside = not self.is_http or info["name"].partition("?")[0].startswith(f"{own}/")
+                if name in ("", ".", "..") or not is_inside or info["name"].partition("?")[0].rstrip("/") == own:
                     continue
                 child = self._children[name] = self / name
                 child._type = "directory" if info["name"].endswith("/") and self.is_http else info["type"]
@@ -409,7 +410,8 @@ def _explained(path: RemotePath) -> Iterator[None]:
     except LoadError:
         raise
     except Exception as error:
-        status = error.status if hasattr(error, "status") else getattr(error, "code", 0)
+        status = getattr(getattr(error, "response", None), "status_code", 0)  # of huggingface_hub
+        status = error.status if hasattr(error, "status") else status or getattr(error, "code", 0)
         text = re.sub(r"\?[^\s'\"]+", "", error_text(error))  # without queries, which may be secret
         if isinstance(error, FileNotFoundError) or status == 404:
             raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", str(path)) from error
