@@ -178,6 +178,9 @@ class RemotePath:
     def _kind(self) -> str:
         """ "file", "directory", or "" if it is not there."""
         if not self._type:
+            if self.is_http and self._parent is not None and not self.suffix:
+                with suppress(OSError):  # its name does not say whether it is a file
+                    self._parent._listed()
             in_list = self._parent is not None and (not self.is_http or self._parent._children is not None)
             try:
                 if in_list or (self.name.endswith(".index.json") and not self.is_http):
