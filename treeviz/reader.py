@@ -266,8 +266,8 @@ def is_in_python(path: str | os.PathLike[str]) -> bool:
     return isinstance(path, str) and _ATTRIBUTE.fullmatch(path) is not None and not os.path.exists(path)
 
 
-def from_python(name: str) -> Any:
-    """The tree "package.module:name", or the result of that function, of which only the shapes are computed."""
+def named_object(name: str) -> Any:
+    """The object "package.module:name"."""
     module, _, attributes = name.partition(":")
     try:
         value: Any = import_module(module)
@@ -275,6 +275,12 @@ def from_python(name: str) -> Any:
             value = getattr(value, attribute)
     except (Exception, SystemExit) as error:  # the module may do anything
         raise LoadError(f"{visible(name, 300)}: {error_text(error)}") from error
+    return value
+
+
+def from_python(name: str) -> Any:
+    """The tree "package.module:name", or the result of that function, of which only the shapes are computed."""
+    value = named_object(name)
     if not callable(value) or not jax.tree_util.all_leaves([value]):
         return value  # an Equinox module is callable, and a tree
     try:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-from treeviz.cli import check, demo, diff, doctor, grads, serve, show
+from treeviz.cli import check, cost, demo, diff, doctor, grads, serve, show
 from treeviz.cli.output import TROUBLE, check_outputs, drop_output, one_line, open_closed_descriptors, print_error
 from treeviz.cli.source import reading
 from treeviz.tree.runtime import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell
-_COMMANDS = (show, diff, check, grads, serve, demo, doctor)
-_DESCRIPTION = "Inspect, diff and check JAX pytrees in files, and show recorded runs."
+_COMMANDS = (show, diff, check, grads, cost, serve, demo, doctor)
+_DESCRIPTION = "Inspect, diff and check JAX pytrees in files, recorded runs and training steps."
 _EPILOG = """\
 examples:
   treeviz model.safetensors                  what is in a file; no value is read
@@ -29,6 +29,7 @@ examples:
   treeviz check params.npz --values          problems, also in its values
   treeviz grads run.treeviz --open           the gradients of a recorded run
   treeviz serve runs/                        all runs of a folder in a browser
+  treeviz cost train:step_and_arguments      what a training step costs
 
 `treeviz FILE` is `treeviz show FILE`; a file with the name of a command is
 ./check. The status is 0; 1 for a difference, an error that check found, or no

@@ -116,17 +116,24 @@ def load(source: str, options: argparse.Namespace) -> Any:
 
 
 def _from_python(name: str) -> Any:
-    """The tree "package.module:name". Its module may be in the working directory.
-
-    That is on the path of imports only here: for a file, a library such as gguf must never come from there.
-    """
+    """The tree "package.module:name". Its module may be in the working directory."""
     from treeviz.reader import from_python
 
+    with working_directory():
+        return from_python(name)
+
+
+@contextmanager
+def working_directory() -> Iterator[None]:
+    """The working directory is on the path of imports.
+
+    It is only here: for a file, a library such as gguf must never come from there.
+    """
     importlib.import_module("jax.numpy")  # the installed one, which a module may import first
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        return from_python(name)
+        yield
     finally:
         if here in sys.path:  # the module may have changed the list
             sys.path.remove(here)

@@ -234,7 +234,7 @@ def wrapped_buffers(
         def read(*args: Any, **kwargs: Any) -> NoReturn:
             positions, names = dynamic_arguments(jitted, args, kwargs)
             passed = tuple(args[i] for i in positions), {name: kwargs[name] for name in names}
-            order = _positions(leaves, tree_util.tree_leaves(passed))
+            order = positions_of(leaves, tree_util.tree_leaves(passed))
             if any(i is None and isinstance(leaf, jax.ShapeDtypeStruct) for i, leaf in zip(order, leaves, strict=True)):
                 text = "the library that jitted the step treats shapes as static data: pass arrays."
                 raise TypeError(f"arguments: {text}")
@@ -255,7 +255,7 @@ def wrapped_buffers(
     return results[0]
 
 
-def _positions(leaves: Sequence[Any], passed: Sequence[Any]) -> list[int | None]:
+def positions_of(leaves: Sequence[Any], passed: Sequence[Any]) -> list[int | None]:
     """The position of each leaf in `passed`, by identity; repeated leaves are matched in order."""
     by_id: dict[int, list[int]] = defaultdict(list)
     for i, leaf in reversed([*enumerate(passed)]):

@@ -15,7 +15,7 @@ from jax import tree_util
 
 from treeviz.steps.measure import source_of
 from treeviz.steps.statistics import name_of_tap
-from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing
+from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing, seeing_gradients
 from treeviz.tree.text import guarded, printable, printable_lines, step_name
 
 
@@ -59,6 +59,14 @@ def dynamic_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 def arguments_read(compiled: Any) -> list[int] | None:
     """The positions of the leaves that a compiled program reads; None if this release of JAX does not tell."""
     return guarded(lambda: kept_arguments(compiled), lambda _: None)
+
+
+def trace_sown(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """JAX's `Traced` of a jitted function, with its gradients and losses sown into the program (see `sow`)."""
+    from treeviz.steps.tracing.primitives import sow  # of JAX's extension API
+
+    with seeing_gradients(sow, "treeviz sown"):
+        return jitted.trace(*args, **kwargs)
 
 
 @functools.cache

@@ -318,7 +318,7 @@ def _numbers(
             if texts[codes[i]] != BAD:
                 codes[i] = len(texts)
                 texts.append(glyphs.fit(text))
-    is_size = (column.format == "bytes" and column.name != "device_bytes") or column.name in _SIZES
+    is_size = column.name in _SIZES or (column.name.endswith("bytes") and column.name != "device_bytes")
     is_size |= column.format == "count" and not any(level > 0 for level in levels)  # all zero
     return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name, is_size=is_size)
 
