@@ -80,6 +80,9 @@ class Headers:
         """The arrays by name; missing ones are left out."""
         is_local = isinstance(self._folder, Path)  # elsewhere TensorStore reads many at once
         read = self._from_folders if is_local and not self.has_database else self._from_database
+        for name in () if self.has_database else names:
+            if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
+                raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
         arrays: dict[str, Stored] = {}
         for header in HEADERS:
             remaining, values = [name for name in names if name not in arrays], _Values(self, header)
@@ -103,10 +106,7 @@ class Headers:
 
     def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
         for name in names:
-            path = self._folder / name / header
-            if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
-                raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
-            if is_file(path):
+            if is_file(path := self._folder / name / header):
                 yield name, read_bounded(path, _MOST_HEADER)
 
     def _database(self) -> Any:
