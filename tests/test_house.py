@@ -98,7 +98,7 @@ def test_the_wheel_holds_the_whole_package_the_front_end_minified_and_nothing_el
     sources = {path.relative_to(HOUSE).as_posix() for path in [*ROOMS.rglob("*.py"), *ASSETS, *others]}
     moved = "treeviz/plugin/pydevd_plugin_treeviz.py", "pydevd_plugins/extensions/pydevd_plugin_treeviz.py"
     assert packed == sources ^ set(moved) | minified
-    assert wheel.stat().st_size < 1_250_000, "something that is no source has come in"
+    assert wheel.stat().st_size < 1_300_000, "something that is no source has come in"
 
 
 def test_pages_of_the_wheel_are_small(wheel, tmp_path):
