@@ -163,8 +163,10 @@ class GradientInspector:
       stacked: An array over which a watched step scans holds all layers of a model: each layer gets a row. Globs, as
         in `treeviz.render`, name further such arrays; None: layers get no rows.
       activations: Also measure what goes into each parameter and what comes out of it, in the first operation that
-        combines it with data: `history.values("inputs", "rms")`, "outputs". With `heavy_every`, also which features
-        are zero ("dead") or the same ("constant") in all examples, and how many rows of an embedding are read.
+        combines it with data, as `history.values("inputs", "rms")` and "outputs": "rms", "max_abs", "nonfinite",
+        "zero_share", and of the features that a product contracts, how many are zero in all examples ("dead"). In the
+        steps of `heavy_every` also "dead_at", the first of these, counted from 1; how many are the same in all
+        examples ("constant"); and how many rows of an embedding are read ("rows_read").
 
     Attributes:
       earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.

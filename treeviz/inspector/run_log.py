@@ -251,6 +251,11 @@ class NewSteps:
                 norms[source, step] = values = np.where(bad > 0, np.nan, values)
                 self._add_norms(steps, step, history, f"{source} norm", source, values)
                 steps[step].numbers[f"{source} nonfinite"] = float(bad.sum())
+            for statistic in ("rms", "dead"):  # of activations
+                for step, values in dict(self._new(history.tracks, (source, statistic))).items():
+                    numbers = steps.setdefault(step, Step()).numbers
+                    leaves = [(leaf, path) for leaf, path in self._leaves(history, source) if values[leaf] >= 0]
+                    numbers |= {f"{source} {statistic}/{path}": float(values[leaf]) for leaf, path in leaves}
             for step, values in dict(self._new(history.tracks, (source, "max_abs"))).items():
                 numbers, is_bad = steps.setdefault(step, Step()).numbers, (counts.get(step, np.zeros(1)) > 0).any()
                 numbers[f"{source} max_abs"] = np.nan if is_bad else float(np.nanmax(values, initial=-np.inf))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +10,7 @@ from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, main_source, source_named
 from treeviz.steps.series import (
-    activations_of,
+    activation_columns,
     gradient_columns,
     gradient_histograms,
     gradient_series,
@@ -73,8 +72,7 @@ def whole_view(
     _, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})
     measured = (norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others)
-    of_activations = [gradient_columns(table, {x: history.last(x)[1]}) for x in activations_of(history, source)]
-    measured = (*measured, *itertools.chain(*of_activations))
+    measured = (*measured, *activation_columns(table, history, source))
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
     if findings and findings[0].severity == "info":

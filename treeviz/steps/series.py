@@ -287,6 +287,30 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
     return columns
 
 
+_FIRST = ("rms", "dead", "zero_share")  # of the columns of activations
+
+
+def activation_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
+    """Return the columns of what goes into the parameters of a source, and comes out, as newly as each is known."""
+    columns: list[Column] = []
+    for name in activations_of(history, source):
+        known = [(statistic, history.tracks[name, statistic].latest()) for statistic in history.statistics(name)]
+        numbers = {statistic: newest[1] for statistic, newest in known if newest is not None}
+        columns += gradient_columns(table, {name: numbers})
+        if "dead_at" in numbers:
+            lists = [[f"{place - 1}" for place in leaf.tolist() if place > 0] for leaf in numbers["dead_at"]]
+            n_dead = numbers["dead"].tolist()
+            texts = [", ".join(n) + " …" * (many > len(n)) for n, many in zip(lists, n_dead, strict=True)]
+            levels = [""] * len(table)
+            for row, text in zip(table.measured.tolist(), texts, strict=True):
+                levels[row] = text
+            help = f"{name}: which features are zero in all examples"
+            columns.append(Column(f"{name}_dead_features", f"{title_of(name)} dead features", levels, help=help))
+    kinds = [column.name.partition("_")[2] for column in columns]
+    order = sorted(range(len(columns)), key=lambda i: _FIRST.index(kinds[i]) if kinds[i] in _FIRST else len(_FIRST))
+    return [columns[i] for i in order]
+
+
 def ratio_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
     """Return the ratio columns of a source and its updates, at the newest step with parameters."""
     params = _params_of(history, source)

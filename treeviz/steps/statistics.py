@@ -239,7 +239,8 @@ LOSSES = "losses of the step"
 ACTIVATIONS = "activations of the step"
 """What begins the names of the sources of a measurement with rows of activations, which `decode` makes `ROLES` of."""
 _LIGHT_OF_ACTIVATIONS = ("norm", "max_abs", "nonfinite", "zeros", "dead")
-_OF_ACTIVATIONS = (*_LIGHT_OF_ACTIVATIONS, "constant", "rows_read", "dead_at")
+OF_FEATURES = ("dead", "constant", "rows_read", "dead_at")
+_OF_ACTIVATIONS = (*_LIGHT_OF_ACTIVATIONS, *OF_FEATURES[1:])
 
 
 def statistics_of_activations(statistics: Sequence[str]) -> tuple[str, ...]:

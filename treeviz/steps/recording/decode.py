@@ -14,7 +14,17 @@ import numpy as np
 
 from treeviz.analysis.stats.arrays import lies_on_host
 from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
-from treeviz.steps.statistics import ACTIVATIONS, LOSSES, STATISTICS, Parts, in_layers, kind_of, result_kind, unpack
+from treeviz.steps.statistics import (
+    ACTIVATIONS,
+    LOSSES,
+    OF_FEATURES,
+    STATISTICS,
+    Parts,
+    in_layers,
+    kind_of,
+    result_kind,
+    unpack,
+)
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.layers import MOST_LAYERS, MOST_SCANNED
 from treeviz.tree.text import printable
@@ -305,9 +315,12 @@ def _feed(
             joined[name] = STATISTICS[name].join_members(values.take(rows, axis=4), axis=2)
         joined["rms"] = joined.pop("norm") / np.sqrt(n)
         joined["zero_share"] = joined.pop("zeros") / n
+        has_features = np.array([shape != "" for shape in feed.tree.shapes])[entries.T]
         into = fed.setdefault(feed.tree, {})
         for name, values in joined.items():
             statistic = STATISTICS[name]
+            if name in OF_FEATURES:  # the value may go into a product, too
+                values = np.where(has_features[..., None] if statistic.n_bins else has_features, values, -1)
             shape = *values.shape[:2], *statistic.shape(len(feed.tree.paths))
             whole = into.setdefault(name, np.full(shape, -1 if statistic.is_count else np.nan, statistic.dtype))
             if whole.shape[:2] == values.shape[:2]:
