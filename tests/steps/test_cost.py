@@ -12,16 +12,13 @@ import pytest
 from benchmarks.cost import Sizes, abstract_mesh, llama, matmul_flops
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from wild import libraries, projects, sequences
-from wild.published import PUBLISHED
 
 import treeviz as tv
 from treeviz.cli import main
 from treeviz.cli.output import TROUBLE
+from treeviz.steps.compiles.traced import sown_step
 from treeviz.steps.tracing.flops import work_of
 from treeviz.steps.tracing.primitives import equations
-
-assert libraries and projects and sequences  # they register their steps
 
 
 def xla_flops(traced) -> dict[str, float]:
@@ -67,6 +64,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.oldest_jax
 def test_operations_count_as_xla_counts_them():
     for function, *args in OPERATIONS:
         traced = jax.jit(function).trace(*args)
@@ -98,8 +96,11 @@ TEN = (
 
 @pytest.mark.parametrize("name", TEN)
 def test_a_published_step_counts_as_xla_counts_it(name):
-    from treeviz.steps.compiles.traced import sown_step
+    pytest.importorskip("optax")
+    from wild import libraries, projects, sequences
+    from wild.published import PUBLISHED
 
+    assert libraries and projects and sequences  # they register their steps
     step, state, batch, _ = PUBLISHED[name][1]()
     args = *state, *batch(0)
     with jax.numpy_rank_promotion("allow"):
@@ -133,6 +134,7 @@ PARAMS = shapes({"a": np.ones((4, 5), "f"), "b": np.ones((5, 5), "f"), "s": np.o
 BATCH = jax.ShapeDtypeStruct((2, 4), "float32")
 
 
+@pytest.mark.oldest_jax
 def test_a_leaf_pays_for_what_reads_it_and_for_its_gradient():
     view = tv.cost(step, PARAMS, BATCH)
     product = 2 * 2 * 5  # FLOPs of a product of h[2, n] and w[n, 5], for each n
@@ -150,6 +152,7 @@ def test_a_leaf_pays_for_what_reads_it_and_for_its_gradient():
     assert [row.keystr for row in loss.find("forward:>90") if row.is_leaf] == ["['params']['b']", "['params']['s']"]
 
 
+@pytest.mark.oldest_jax
 def test_what_the_backward_pass_keeps_has_its_size_and_line():
     view = tv.cost(step, PARAMS, BATCH)
     kept = {(r.type, r.made): r for r in view.residuals if r.is_kept}
@@ -210,6 +213,7 @@ def shard_map(function, mesh, in_specs, out_specs):
     return shard_map(function, mesh, in_specs, out_specs, check_rep=False)
 
 
+@pytest.mark.oldest_jax
 def test_collectives_belong_to_the_leaf_that_asks_for_them():
     mesh, spec = Mesh(jax.devices(), "d"), PartitionSpec
 
@@ -264,6 +268,7 @@ def test_a_note_says_what_is_not_counted():
     assert "pure_callback ×1" in view.notes[0]
 
 
+@pytest.mark.oldest_jax
 def test_a_layer_that_is_jitted_once_is_paid_by_each_of_its_leaves():
     layer = jax.jit(lambda w, x: jnp.tanh(x @ w))
 
