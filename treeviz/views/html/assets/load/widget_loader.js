@@ -11,9 +11,8 @@ const modules = (globalThis[Symbol.for("treeviz.modules")] ??= new Map());
 
 async function unpacked() {
   const stream = new Blob([/** @type {any} */ (bytesOf(packed))]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
-  // saving.js writes it into pages.
-  const source = (globalThis[Symbol.for("treeviz.source")] = await new Response(stream).text());
-  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  // saving.js writes the text into pages.
+  const url = URL.createObjectURL(new Blob([(globalThis[Symbol.for("treeviz.source")] = await new Response(stream).text())], { type: "text/javascript" }));
   try {
     return (await import(url)).default;
   } finally {
