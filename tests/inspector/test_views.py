@@ -42,8 +42,10 @@ def test_the_headline_says_what_is_trained_where_some_is_frozen_or_would_be(name
     source = MeasuredTree("grads", (f"['{name}']", "['v']"), (2, 2), ("float32",) * 2, (True,) * 2, frozen=frozen)
     history = History([source])
     history.append(0, {"grads": {"norm": np.ones(2), "nonfinite": np.zeros(2, np.int64)}})
-    headline = whole_view(history, "grads", []).table.headline
-    trained = [each for each in headline if "trained" in each]
+    table = whole_view(history, "grads", []).table
+    trained = [each for each in table.headline if "trained" in each]
+    shown = [table.columns["trained"][row.number] for row in table.leaves] if "trained" in table.columns else []
+    assert shown == (["returned unchanged", "yes"] if frozen else [])
     assert trained == (["1 of 2 leaves are trained"] if frozen else ["all 2 leaves are trained"] * (name == "lora_a"))
 
 

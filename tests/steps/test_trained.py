@@ -262,7 +262,7 @@ def test_a_schedule_that_starts_at_zero_needs_the_count():
 
     start = view(np.zeros((), np.float32))
     assert start.summary == "all 24 parameters are trained"
-    assert start.table.headline[1].startswith("all 4 updates are 0 at this step")
+    assert start.table.headline[1].startswith("4 of 4 updates are 0 at this step")
     assert view(np.full((), 50, np.float32)).table.headline[1] == "learning rate 0.0005"
     abstract = view(jax.ShapeDtypeStruct((), np.float32)).table
     assert abstract.headline == ("all 24 parameters are trained",)

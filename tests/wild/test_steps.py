@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from watched import same_bytes, true_norms
 from wild import libraries, projects, sequences
+from wild.moved import wrong
 from wild.published import PUBLISHED
 
 import treeviz as tv
@@ -24,6 +25,7 @@ PRECISE = (
     "optax_lookahead",
     "optax_adversarial_training",
 )
+TRAINED = [*PUBLISHED][::6]  # whose leaves that move are compared with those that `trained` names; wild/moved.py: all
 STEPS = [pytest.param(name, marks=[pytest.mark.optimized] * (name in PRECISE)) for name in PUBLISHED]
 
 
@@ -46,6 +48,8 @@ def test_a_published_step_is_seen_whole_and_stays_as_it_is(name, monkeypatch):
         # XLA may round otherwise where it computes the gradients, too: then the step itself is asked.
         differs = differs or not (same_bytes(results, plain) or same_bytes(results, as_tuple(step(*call))))
         plain = plain[: len(state)]
+    if name in TRAINED:
+        assert wrong(step, tv.trained(step, *state, *batch(0)), state, plain) == []
     assert watched.trouble == ""
     assert not differs or any("differ" in note for note in inspector.notes)
     history = inspector.history

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from treeviz.analysis.facts import headline, size_columns
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measure import MeasuredTree
@@ -18,7 +20,7 @@ from treeviz.steps.series import (
     scalar_series,
     table_of_source,
 )
-from treeviz.steps.statistics import is_beside, result_kind, section_of, sibling_name
+from treeviz.steps.statistics import is_beside, result_kind, section_of, sibling_name, wholes
 from treeviz.tree.facts import Column
 from treeviz.tree.paths import table_of_paths
 from treeviz.tree.table import TreeTable
@@ -73,6 +75,7 @@ def whole_view(
     norm, *others = gradient_columns(table, {source: numbers})
     measured = (norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others)
     measured = (*measured, *activation_columns(table, history, source))
+    measured = (*measured, *_trained_column(table, history.sources[source]))
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
     if findings and findings[0].severity == "info":
@@ -101,6 +104,17 @@ def whole_view(
     columns = [*(column.name for column in measured), "elements"]
     scalars = scalar_series(history, findings)
     return TreeView(table, table.chosen(columns), series=series, histograms=histograms, scalars=scalars)
+
+
+def _trained_column(table: TreeTable, source: MeasuredTree) -> list[Column]:
+    """Whether the step trains each leaf, if its program shows that it does not train some; see `treeviz.trained`."""
+    if not source.frozen and not source.cut_off:
+        return []
+    texts = [""] * len(table)
+    for row, leaf in zip(np.flatnonzero(table.is_leaf).tolist(), wholes(source), strict=True):
+        cut_off, frozen = (bool(flags) and flags[leaf.first] for flags in (source.cut_off, source.frozen))
+        texts[row] = "no gradient" if cut_off else "returned unchanged" if frozen else "yes"
+    return [Column("trained", "trained", texts, help="Whether the step trains the leaf, as its program shows")]
 
 
 def _trained(source: MeasuredTree) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jax import tree_util
 from jax.extend.core import ClosedJaxpr
 
 from treeviz.analysis.facts import common_mesh, fact_columns, size_columns
-from treeviz.steps.compiles.forecast import argument_names, called_inside, inner_name
+from treeviz.steps.compiles.forecast import argument_names, called_inside
 from treeviz.steps.compiles.step_arguments import path_text
 from treeviz.steps.nan_origin.report import frames_of, is_jax_jit
 from treeviz.steps.tracing.domains import WHOLE, Path, match_new_params
@@ -68,6 +69,8 @@ class _Program(NamedTuple):
 
 
 def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray) and x.dtype.kind not in "biufcV":  # such as text, which a plain function may take
+        return False
     return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
 
 
@@ -196,7 +199,9 @@ class _Step:
         moves, paths = self.any_values.moves, self.traced.paths
         params = set(self.own) or {p for p in self.new if self._result(p).gradients & self.of_any}
         keys = [[str(key) for key in path] for path in paths]
-        root = _common([keys[p] for p in params])
+        holders = sorted([keys[p][:-1] for p in params]) or [[]]  # what the first and the last share, all share
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(holders[0], holders[-1], strict=False))
+        root = [key for key, _ in shared]
         arrays = {p for p, v in enumerate(self.program.jaxpr.invars) if _may_be_param(v) and p not in self.statistics}
         frozen = {p for p in arrays - params if p not in self.new or self.is_unchanged(p)}
         while len(root) > 1 and all(p in params | frozen for p in arrays if keys[p][: len(root) - 1] == root[:-1]):
@@ -212,8 +217,8 @@ class _Step:
     def _result(self, p: int, at: Followed | None = None) -> Move:
         return (at or self.any_values).results[self.new[p]]
 
-    def is_unchanged(self, p: int, at: Followed | None = None) -> bool:
-        return self._result(p, at).shares.get(p) == WHOLE
+    def is_unchanged(self, p: int) -> bool:
+        return self._result(p).shares.get(p) == WHOLE
 
     def _fate(self, p: int) -> _Fate:
         own, zeros = self.own.get(p, 0) or self.of_any * (p not in self.own), self.any_values.moves.zeros
@@ -318,17 +323,6 @@ def _place(chain: Sequence[Any]) -> str:
     return f" at {str(own).partition(' in ')[0]}" if own else ""
 
 
-def _common(paths: Sequence[Sequence[str]]) -> list[str]:
-    """The keys that all paths begin with, without their last ones."""
-    root = list(paths[0][:-1]) if paths else []
-    for path in paths:
-        n = next(
-            (i for i, (a, b) in enumerate(zip(root, path[:-1], strict=False)) if a != b), min(len(root), len(path) - 1)
-        )
-        root = root[:n]
-    return root
-
-
 # The view.
 
 
@@ -376,10 +370,10 @@ def trained(step: Callable, *args: Any, **kwargs: Any) -> TrainedLeaves:
     """
     traced = _traced(step, args, kwargs)
     with gc_paused():
-        return _view(_Step(traced), inner_name(step))
+        return _view(_Step(traced))
 
 
-def _view(step: _Step, name: str) -> TrainedLeaves:
+def _view(step: _Step) -> TrainedLeaves:
     table, leaves = _table(step)
     fates = {row: step.fates[p] for row, p in leaves.items() if p in step.fates}
     texts, notes, n_trained = [""] * len(table), {}, np.zeros(len(table))
@@ -395,9 +389,7 @@ def _view(step: _Step, name: str) -> TrainedLeaves:
     columns = [
         Column("trained", "trained", texts, help="Whether the step trains the leaf; if not, why"),
         Column("lr", "lr", rates, format="number", help="Learning rate: the factor of its update in the new value"),
-        Column(
-            "decay", "decay", decays, format="number", help="Weight decay: the factor of the leaf in its own update"
-        ),
+        Column("decay", "decay", decays, format="number", help="Weight decay: the factor of the leaf in its update"),
         Column("trained_elements", "trained elements", n_trained, format="count", rollup="sum", help=help),
     ]
     summary = _summary(table, fates)
@@ -445,13 +437,13 @@ def _summary(table: TreeTable, fates: Mapping[int, _Fate]) -> str:
     others = [row for row in fates if not fates[row].is_trained]
     parts = []
     for kind, (one, several) in _KINDS.items():
-        rows = [row for row in others if fates[row].kind == kind]
+        rows = {row: None for row in others if fates[row].kind == kind}
         names = Counter(_keys(table, row)[-1] for row in rows)
         if len(names) <= _MOST_NAMES and names.keys().isdisjoint(_keys(table, row)[-1] for row in trained) and trained:
             counts = [f"{n} `{name}`" if n > 1 else f"`{name}`" for name, n in names.items()]
             text = " and ".join([*[", ".join(counts[:-1])] * (len(counts) > 1), *counts[-1:]])
         else:
-            groups = _groups(table, rows, [row for row in fates if row not in rows]) if len(rows) < len(fates) else ""
+            groups = _groups(table, rows, fates.keys() - rows.keys()) if len(rows) < len(fates) else ""
             text = counted(len(rows), "leaf", "leaves") + f" in {groups}" * bool(groups)
         parts += [f"{text} {one if len(rows) == 1 else several}"] if rows and several else []
     n = sum(sizes[row] for row in trained)
@@ -479,7 +471,7 @@ def _keys(table: TreeTable, row: int) -> list[str]:
     return keys[:-1] if len(keys) > 1 and keys[-1] in ("value", "raw_value") else keys or [table.name]
 
 
-def _groups(table: TreeTable, rows: Sequence[int], others: Sequence[int]) -> str:
+def _groups(table: TreeTable, rows: Iterable[int], others: Iterable[int]) -> str:
     """ "`lora_*`": a key that all rows have and no other; "" if there is none."""
     paths, left = ([_keys(table, row) for row in some] for some in (rows, others))
     for level in (-1, 0, 1, 2, -2):
@@ -508,13 +500,11 @@ def _remarks(step: _Step, fates: Mapping[int, _Fate]) -> list[str]:
     n_zero = sum(fate.kind == "zero now" for fate in fates.values())
     n_adding = sum(fate.why.startswith("adds") for fate in fates.values())
     if n_zero:
-        these = f"all {n_zero:,} updates are" if n_zero > 1 else "the one update is"
-        if n_zero < sum(fate.is_trained for fate in fates.values()):
-            these = f"{counted(n_zero, 'update')} {'is' if n_zero == 1 else 'are'}"
-        found.append(f"{these} 0 at this step: a schedule that starts at 0, or gradients that are accumulated")
-    found += [f"{counted(n_adding, 'leaf', 'leaves')} without an optimizer: the gradient itself is added"] * bool(
-        n_adding
-    )
+        n = sum(fate.is_trained for fate in fates.values())
+        why = "a schedule that starts at 0, or gradients that are accumulated"
+        found.append(f"{n_zero:,} of {counted(n, 'update')} {'is' if n_zero == 1 else 'are'} 0 at this step: {why}")
+    if n_adding:
+        found.append(f"{counted(n_adding, 'leaf', 'leaves')} without an optimizer: the gradient itself is added")
     norm = step.norm()
     if norm:
         n, elements, of_all = norm

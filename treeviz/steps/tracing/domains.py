@@ -122,6 +122,9 @@ class KnownNumber(Domain[Known]):
         return None
 
     def constant(self, value: Any) -> Known:
+        if isinstance(value, np.ndarray) and value.shape:
+            number = _number(value)
+            return None if number is None or not math.isfinite(number) else number
         if isinstance(value, jax.Array) or np.shape(value) or not jnp.issubdtype(np.asarray(value).dtype, np.number):
             return None
         value = complex(value)
@@ -402,6 +405,9 @@ _ARITHMETIC: dict[str, Callable[..., float]] = {
 }  # fmt: skip
 
 
+_MOST_COMPARED = 1 << 16  # elements of a constant
+
+
 def _calculated(eqn: Any, numbers: Sequence[Known]) -> Known:
     """The result of an arithmetic equation of known numbers."""
     name = eqn.primitive.name
@@ -417,7 +423,9 @@ def _calculated(eqn: Any, numbers: Sequence[Known]) -> Known:
 
 
 def _number(x: Any) -> float | None:
-    """The value of a constant with one element."""
+    """The value of a constant whose elements are equal, as those of a mask that is False everywhere."""
+    if isinstance(x, np.ndarray) and 1 < x.size <= _MOST_COMPARED and x.dtype.kind in "biuf" and (x == x.flat[0]).all():
+        x = np.asarray(x).flat[0]
     if getattr(x, "size", 1) != 1 or not isinstance(x, float | int | np.ndarray | np.generic):
         return None
     try:
