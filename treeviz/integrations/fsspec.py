@@ -235,13 +235,15 @@ class RemotePath:
         return self._children
 
     def fetch_ahead(self, names: Sequence[str]) -> None:
-        """Read the starts of files of the folder at once; an error is raised again by who reads them."""
+        """Read the starts of files in the folder at once, and list folders in it; errors are left to who needs them."""
 
         def fetch(name: str) -> None:
             with suppress(Exception):
                 path = self / name
                 if path.is_file():
                     path.bytes_at(0, 1)
+                elif path.is_dir():
+                    path._listed()
 
         if not self.is_http:
             self._listed()

@@ -30,6 +30,7 @@ from treeviz.tree.files.entries import (
     Unread,
     check_link,
     check_size_of_json,
+    fetch_ahead,
     is_file,
     n_bytes_of,
     naming,
@@ -448,7 +449,7 @@ def _read_step(folder: Path, handlers: Any) -> Any:
     """The contents; `handlers` is Orbax' name of the class that wrote the folder, or a dict of these names by item."""
     if _is_tree(folder):
         return _read_item(folder, handlers)
-    names = folders(folder)
+    names = [*fetch_ahead(folder, folders(folder))]
     steps = {int(match[1]): folder / name for name in names if (match := _STEP.fullmatch(name))}
     steps = {step: path for step, path in sorted(steps.items()) if _is_step(path) or _is_tree(path)}
     if steps:
@@ -516,6 +517,8 @@ def _array_of(tree: Any) -> Any:
 
 
 def _read_tree(folder: Path) -> Any:
+    for _ in fetch_ahead(folder, ("manifest.ocdbt", "_METADATA", "_sharding", "_strings.json", "array_metadatas")):
+        pass  # all that is read below
     headers = Headers(folder)
     if not headers.has_database and any(folder.glob("ocdbt.process_*/manifest.ocdbt")):  # not merged yet
         raise _unfinished(folder)

@@ -170,7 +170,7 @@ def test_what_a_file_says_of_itself_is_in_the_row_of_its_tree_and_compared(tmp_p
 
 
 @pytest.mark.parametrize(
-    "about", [{str(i): "x" for i in range(10**5)}, {"a": "\udcff" * 10**6}, ["x"] * 10**5, 7], ids=range(4)
+    "about", [{str(i): "x" for i in range(10**4)}, {"a": "\udcff" * 10**5}, ["x"] * 10**5, 7], ids=range(4)
 )
 def test_metadata_of_any_size_or_kind_takes_a_few_kilobytes(tmp_path, about):
     root = treeviz.walk(read(safetensors_of(tmp_path / "m.safetensors", about)))[0]
