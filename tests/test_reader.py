@@ -22,6 +22,8 @@ from treeviz.reader import identifier, read
 from treeviz.tree.files.entries import LoadError, nested
 from treeviz.tree.stored import Stored
 
+pytestmark = pytest.mark.oldest_jax
+
 
 def write_safetensors(path: Path, arrays: dict[str, tuple[str, np.ndarray]], **changes) -> Path:
     """As https://github.com/huggingface/safetensors defines the format."""

@@ -20,6 +20,7 @@ from treeviz.views.widget.backend import OPERATIONS
 
 pytest.importorskip("anywidget")
 pytest.importorskip("treescope")
+pytestmark = pytest.mark.oldest_jax
 MOST_ROWS = 12  # of each tree, no two that look alike
 
 

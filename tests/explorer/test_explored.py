@@ -18,6 +18,7 @@ from sample_trees import SAMPLES
 import treeviz as tv
 
 pytest.importorskip("anywidget")
+pytestmark = pytest.mark.oldest_jax
 
 Point = namedtuple("Point", "x y")
 

@@ -21,6 +21,8 @@ from treeviz.tree.text import number_text
 from treeviz.views.picture.draw import COLORS, MAX_ROWS, ROW, SCALE, STOPS, Box, Cells, Curve, Line, Text, png, svg
 from treeviz.views.tree_view import TreeView
 
+pytestmark = pytest.mark.oldest_jax
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -106,6 +108,7 @@ def test_every_colour_has_a_dark_counterpart_that_a_media_query_brings():
 
 
 def test_two_pictures_of_a_tree_are_the_same_bytes():
+    pytest.importorskip("matplotlib")
     first, second = (treeviz.render(model()).picture() for _ in range(2))
     assert svg(first) == svg(second)
     assert png(first) == png(second)
@@ -180,6 +183,7 @@ def test_a_picture_with_series_is_well_formed_bounded_and_stays_inside(n_columns
 
 
 def test_the_png_has_the_sparklines_in_their_colours():
+    pytest.importorskip("matplotlib")
     view = with_series()
     picture = view.picture()
     image = pixels(png(picture))[..., :3]
@@ -206,6 +210,7 @@ def pixels(data: bytes) -> np.ndarray:
 
 
 def test_the_png_shows_the_same_lines_as_the_svg():
+    pytest.importorskip("matplotlib")
     picture = treeviz.render(model(), name="model").picture()
     image = pixels(png(picture))
     assert image.shape[:2] == (SCALE * picture.height, SCALE * picture.width)
@@ -232,6 +237,7 @@ def test_the_users_settings_of_matplotlib_change_nothing():
 
 
 def test_characters_that_the_font_lacks_are_escaped_and_no_warning_is_given():
+    pytest.importorskip("matplotlib")
     plain, escaped = (pixels(png(treeviz.render({key: 1}).picture())) for key in ("日本", "\\u65e5\\u672c"))
     assert plain.shape[0] == escaped.shape[0]
     assert (plain < 0.5).sum() > 0
@@ -244,10 +250,10 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_of_100000_leaves_looks_at_its_first_rows_only():
+def test_a_picture_of_20000_leaves_looks_at_its_first_rows_only():
     tree = {
         f"block{i}": {f"w{j}": jax.ShapeDtypeStruct((i + 1, j + 1), jnp.float32) for j in range(100)}
-        for i in range(1000)
+        for i in range(200)
     }
     assert len(treeviz.render(tree).picture().shapes) < 20 * MAX_ROWS
 
