@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import Counter
 
 # Read by JAX when it starts, so before anything imports it. JAX_PLATFORMS=cuda tests on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,6 +19,8 @@ import pytest
 from compiling import PLAIN
 from hypothesis import settings
 from jax._src import compiler
+
+from treeviz.tree import walk
 
 if jax.__version_info__ < (0, 5):  # one thread compiles: the other cores have work of their own
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
@@ -103,6 +104,7 @@ SLOWEST = [
 # Where a run compares its results with those of the plain step at call 16: elsewhere that would be compiled in vain.
 COMPARED = ["steps/tracing/test_compare_once.py", "test_public_names.py"]
 
+N_EXAMPLES = 40  # of a property; Hypothesis has 100
 LARGE = ("000 levels", "3,000 children", "2**40 paths", "200_000")  # in the names of cases
 
 
@@ -111,19 +113,18 @@ def pytest_addoption(parser: pytest.Parser):
     parser.addoption(
         "--one-case-in", type=int, default=1, metavar="N", help="of the cases and examples of a test, each Nth"
     )
-    parser.addoption("--one-test-in", type=int, default=1, metavar="N", help="of the tests of a file, each Nth")
 
 
 def pytest_configure(config: pytest.Config):
     """No test depends on a clock or on luck: a run finds what every other run finds."""
-    n_examples = settings().max_examples // config.option.one_case_in
+    n_examples = N_EXAMPLES // config.option.one_case_in
     settings.register_profile("treeviz", max_examples=n_examples, deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("treeviz")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config: pytest.Config):
-    """Share the files of a folder among processes, two more than cores since tests in a browser wait.
+    """Share the files of a folder among processes, one more than cores since tests in a browser wait.
 
     Files and tests that are named run in this process.
     """
@@ -134,7 +135,7 @@ def pytest_cmdline_main(config: pytest.Config):
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         has_folder = any(Path(argument).is_dir() for argument in config.args)
         if has_folder and n_cores > 1 and os.environ["JAX_PLATFORMS"] == "cpu":  # a GPU is for one process
-            option.numprocesses = min(n_cores + 2, MOST_WORKERS)
+            option.numprocesses = min(n_cores + 1, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "loadfile"
         option.loadscopereorder = False  # it knows how many tests a file has, and not how long they take
@@ -155,7 +156,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
-    thin_out(config, items, config.option.one_case_in, config.option.one_test_in)
+    thin_out(config, items, config.option.one_case_in)
     place = {TESTS / name: number for number, name in enumerate(SLOWEST)}
     gone = [str(path) for path in place if not path.exists()]
     if gone:
@@ -176,25 +177,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item], n: int, n_tests: int) -> None:
+def thin_out(config: pytest.Config, items: list[pytest.Item], n: int) -> None:
     """Keep one case in `n`, but one of each test, from one test to the next another one: some test tries what is tried.
 
     Where n is not 1, without trees that are only large: each of their nodes is like those of the others.
-    Keep one test in `n_tests` of each file.
     """
-    if n == n_tests == 1:
+    if n == 1:
         return
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_large = any(text in item.nodeid for text in LARGE) or item.get_closest_marker("large") is not None
-        if n == 1 or not is_large:
+        if not is_large:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    of_file: Counter[str] = Counter()
-    for test in [*tests]:
-        file = test.partition("::")[0]
-        if of_file[file] % n_tests:
-            del tests[test]
-        of_file[file] += 1
     kept = {id(item) for number, cases in enumerate(tests.values()) for item in cases[number % min(n, len(cases)) :: n]}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
@@ -220,6 +214,8 @@ def pytest_runtest_setup(item: pytest.Item):
     was_plain, is_plain = is_plain, bool(PLAIN) and not item.get_closest_marker("optimized")
     if is_plain != was_plain:
         jax.clear_caches()  # JAX would go on with the programs that it has
+    # Every view of this tree would have a hundred thousand rows, and each of them is like the others.
+    walk.MAX_REPEATED_ROWS = 2_000 if "[2**40 paths" in item.nodeid else max_repeated_rows
 
 
 def get_compile_options(*args, env_options_overrides=None, **keywords):
@@ -239,6 +235,7 @@ def compile_once(backend, module, *how, **keywords):
     return compiled[key]
 
 
+max_repeated_rows = walk.MAX_REPEATED_ROWS
 in_file: Path | None = None
 is_plain = bool(PLAIN)  # while tests are collected, too
 compiled: dict[tuple, object] = {}  # in this file

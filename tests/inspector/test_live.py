@@ -396,7 +396,7 @@ def test_in_a_script_nothing_is_shown_and_nothing_loaded():
     assert (done.returncode, done.stdout) == (0, "") and not done.stderr.strip(), done.stderr
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(n=st.integers(1, 300), wanted=st.integers(1, 300), max_bytes=st.integers(200, 6000))
 def test_the_newest_of_a_track_are_its_last_steps(n, wanted, max_bytes):
     track = Track((2,), np.float64, max_bytes)

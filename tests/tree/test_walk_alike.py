@@ -75,7 +75,7 @@ def test_layers_are_walked_at_once(n_taken):
     assert sum(n_taken) == 2 * max(n_taken)
 
 
-@pytest.mark.parametrize("at", [1, 2, 20, 38, 39])
+@pytest.mark.parametrize("at", [1, 2, 18, 22, 23])
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,7 +110,7 @@ def test_layers_are_walked_at_once(n_taken):
     ],
 )
 def test_a_sibling_that_is_not_alike_is_walked_as_ever(at, change):
-    layers = [layer(i) for i in range(40)]
+    layers = [layer(i) for i in range(24)]
     change(layers[at])
     assert_same_rows(layers)
     assert_same_rows([[*layers], {str(i): each for i, each in enumerate(layers)}])  # all occur twice
@@ -149,15 +149,15 @@ def test_a_budget_holds(max_rows):
 def test_strange_trees_that_stand_side_by_side(name):
     make = SAMPLES[name]
     if len(scan(make(), budget=Budget(2_000))[0]) < 200:
-        assert_same_rows([make() for _ in range(12)])
-        assert_same_rows([make()] * 12)
-        assert_same_rows([{"a": np.ones(3), "b": (i, 1.0)} for i in range(12)] + [make() for _ in range(9)])
+        assert_same_rows([make() for _ in range(10)])
+        assert_same_rows([make()] * 10)
+        assert_same_rows([{"a": np.ones(3), "b": (i, 1.0)} for i in range(10)] + [make() for _ in range(9)])
 
 
 def test_random_siblings(request):
     rng = random.Random(0)
     leaves = [*LEAVES, np.zeros(3, np.float16), jnp.ones(2), np.float32(2), jax.ShapeDtypeStruct((2,), np.float32)]
-    for _ in range(120 // request.config.option.one_case_in):
+    for _ in range(40 // request.config.option.one_case_in):
         kinds = [rng.getrandbits(30) for _ in range(rng.randrange(1, 4))]
         seeds = sorted(rng.choices(kinds, k=60)) if rng.random() < 0.7 else rng.choices(kinds, k=30)
         make = lambda seed: random_tree(random.Random(seed), 3, leaves)

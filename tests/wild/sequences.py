@@ -54,8 +54,8 @@ def s5_state_space_layers() -> Published:
 
     def batch(step):
         labels = np.arange(8) % 4
-        waves = np.sin(np.arange(16)[:, None] * np.array([0.3, 0.7, 1.1]) * (1 + labels[:, None, None]))
-        return waves.astype(np.float32) + normal(8, 16, 3, seed=step) * 2, labels
+        waves = np.sin(np.arange(4)[:, None] * np.array([0.3, 0.7, 1.1]) * (1 + labels[:, None, None]))
+        return waves.astype(np.float32) + normal(8, 4, 3, seed=step) * 2, labels
 
     def is_of_state_space(path, _):
         return "ssm" if str(path[-1].key) in ("Lambda_re", "Lambda_im", "B", "log_step") else "rest"

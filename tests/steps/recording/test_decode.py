@@ -144,7 +144,7 @@ def test_copies_survive_what_they_were_copied_from():
     np.testing.assert_array_equal(both.packed["grads"], second.packed["updates"])
 
 
-@pytest.mark.parametrize("n_leaves, n_steps, most_bytes", [(3, 50_000, 500_000), (1000, 6_000, 2_000_000)])
+@pytest.mark.parametrize("n_leaves, n_steps, most_bytes", [(3, 10_000, 100_000), (1000, 6_000, 2_000_000)])
 def test_memory_is_bounded_however_long_the_run(n_leaves, n_steps, most_bytes):
     """Without JAX: rows go straight to the history, as the recorder hands them on."""
     recorder = Recorder(most_bytes)

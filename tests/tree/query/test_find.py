@@ -164,13 +164,13 @@ def chain(n: int, key: int | Key = 0) -> TreeTable:
     return table("deep", [(0, 0, node("list")), *((depth, key, node("list")) for depth in range(1, n))])
 
 
-def test_a_tree_of_200_000_levels_is_searched():
-    n = 200_000
+def test_a_tree_of_20_000_levels_is_searched():
+    n = 20_000
     deep = chain(n)
     assert matches(deep, '"[0][0][0]"').sum() == n - 3
     assert matches(deep, "/0/0").nonzero()[0].tolist() == [2]
     assert matches(deep, "**/0/**/0").sum() == n - 2
-    assert matches(deep, "depth:>199990").sum() == 9
+    assert matches(deep, "depth:>19990").sum() == 9
 
 
 def test_patterns_that_invite_backtracking_are_linear():

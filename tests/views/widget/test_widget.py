@@ -215,7 +215,7 @@ REQUESTS = st.fixed_dictionaries(
 TRAITS = st.dictionaries(st.sampled_from(["value", "selection", "query", "expanded", "_packed", "layout"]), JSON)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(
         REQUESTS.map(lambda content: {"method": "custom", "content": content})
