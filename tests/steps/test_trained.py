@@ -116,6 +116,11 @@ def test_a_pmapped_step_with_types_alone():
     assert tv.trained(step, *stacked).summary == "all 24 parameters are trained"
 
 
+def test_a_watched_step_is_asked_as_the_step_itself():
+    watched = tv.GradientInspector().watch(STEPS["jitted"])
+    assert tv.trained(watched, PARAMS, X).summary == "all 24 parameters are trained"
+
+
 class Trainer:
     def step(self, params, x):
         return sgd(params, jax.grad(loss)(params, x))
@@ -134,10 +139,13 @@ def stopping(p, x):
     hidden = hidden @ jnp.round(p["rounded"])  # rounded here
     hidden = hidden @ p["cast"].astype(int).astype(jnp.float32)  # cast here
     hidden = hidden @ (p["compared"] > 0)  # compared here
-    return jnp.mean((hidden @ p["used"]) ** 2) + 0.0 * jnp.sin(p["zero"]).sum()
+    masked = jnp.where(np.zeros((3, 3), bool), p["masked"], 1.0)
+    return jnp.mean((hidden @ p["used"] @ masked) ** 2) + 0.0 * jnp.sin(p["zero"]).sum()
 
 
-STOPPED = {name: layer()["w"] for name in ("stopped", "rounded", "cast", "compared", "used", "zero", "unused")}
+STOPPED = {
+    name: layer()["w"] for name in ("stopped", "rounded", "cast", "compared", "masked", "used", "zero", "unused")
+}
 
 
 def test_what_stops_a_gradient_is_named_with_its_line():
@@ -154,10 +162,11 @@ def test_what_stops_a_gradient_is_named_with_its_line():
         "p['rounded']": f"round{place['rounded']}",
         "p['cast']": f"cast to int32{place['cast']}",
         "p['compared']": f"comparison{place['compared']}",
+        "p['masked']": "unused by the loss",
         "p['unused']": "unused by the loss",
         "p['zero']": "unused by the loss",
     }
-    assert view.summary == "9 of 63 parameters are trained: all `used`; 6 leaves get no gradient"
+    assert view.summary == "9 of 72 parameters are trained: all `used`; 7 leaves get no gradient"
 
 
 def low_rank(lora, base, x):
@@ -233,7 +242,7 @@ def decayed(p, x):
 def test_a_parameter_that_only_decays():
     view = tv.trained(decayed, STOPPED, X)
     assert view.trained == ["p['used']"]
-    assert "6 leaves only decay" in view.summary
+    assert "7 leaves only decay" in view.summary
     assert {note.text for notes in view.table.notes.values() for note in notes} == {"decays by 0.1 % a step"}
     used = next(row for row in view.table.leaves if row.keystr == "['used']")
     assert view.table.columns["lr"][used.number] == pytest.approx(0.1)
