@@ -531,9 +531,9 @@ def _bytes_of(arrays: Sequence[tuple[str, str, str]]) -> float:
 
 
 _DIFFERS = {  # by what XLA counts: its unit, and why that differs from a count of the program
-    "flops": ("FLOPs", "merges, simplifies and removes operations"),
-    "bytes accessed": ("moved", "decides what to fuse, and counts what each fusion reads"),
-    "peak": ("at the peak", "reorders operations and reuses buffers"),
+    "flops": ("FLOPs", "removes and simplifies operations, and repeats those that it fuses into several others"),
+    "bytes accessed": ("moved", "decides what to fuse"),
+    "peak": ("at the peak", "orders operations and assigns buffers itself"),
 }
 
 
