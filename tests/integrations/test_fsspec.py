@@ -267,5 +267,8 @@ def test_the_command_compares_a_local_file_with_one_at_an_address(tmp_path, serv
     assert cli.main(["diff", str(tmp_path), address]) == 0
     assert cli.main(["check", address]) == 0
     assert cli.main(["diff", str(tmp_path / "model-00001-of-00002.safetensors"), address]) == 1
+    for arguments in (["grads"], []):
+        assert cli.main([*arguments, "s3://bucket/run.treeviz"]) == cli.TROUBLE
+        assert "a recorded run is read from a local file" in capsys.readouterr().err
     assert cli.main([f"{address}/none.npz"]) == cli.TROUBLE
     assert capsys.readouterr().err == f"treeviz: {address}/none.npz: there is no such file or folder\n"

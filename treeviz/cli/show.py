@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,8 @@ def recorded(file: str | Path) -> GradientInspector:
     """
     from treeviz.inspector.inspector import GradientInspector
 
+    if re.match(r"\w\w+:/", str(file)):
+        raise ValueError(f"{one_line(str(file))}: a recorded run is read from a local file: copy it to a disk first")
     inspector = GradientInspector.load(file)
     try:
         _ = inspector.history
