@@ -158,7 +158,7 @@ def size_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     columns = []
     for name, format, help in (
-        ("elements", "count", "Elements of arrays"),
+        ("elements", "count", ""),
         ("bytes", "bytes", "Bytes of arrays"),
         ("leaves", "count", ""),
     ):

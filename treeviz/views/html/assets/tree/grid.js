@@ -54,7 +54,7 @@ export class Grid {
     this.shift = 0;
     this.lastTop = 0;
     this.height = 0;
-    /** The height that it may grow to. */
+    /** The height that it may grow to: that of the style sheet, or in a page to its lower end. */
     this.most = 0;
     /** @type {any[]} */
     this.columns = [];
@@ -96,7 +96,7 @@ export class Grid {
     if (this.styleBefore[0]) root.style.setProperty("--most", "9999px"); // all that there is
     this.styleBefore = [];
     const { clientWidth } = this.element;
-    this.most = parseFloat(getComputedStyle(this.element).maxHeight) || innerHeight - this.element.getBoundingClientRect().top;
+    this.most = parseFloat(getComputedStyle(this.element).maxHeight) || innerHeight - 9 - this.element.getBoundingClientRect().top;
     this.isNarrow = root.classList.toggle("narrow", root.clientWidth < 940);
     this.isSlim = root.classList.toggle("slim", root.clientWidth < 600);
     this.reserved = this.reservedWidth(clientWidth);
@@ -215,7 +215,7 @@ export class Grid {
     const top = Math.max(0, Math.min(scrollTop + this.shift, total - sight));
     const first = this.nPrinted ? 0 : Math.floor(top / ROW_HEIGHT);
     // A view of few rows grows when more are open: they are there before.
-    const n = this.nPrinted || Math.min(rows.count - first, Math.ceil(Math.max(sight, this.most) / ROW_HEIGHT) + 1);
+    const n = this.nPrinted || Math.min(rows.count - first, Math.ceil((sight + Math.max(0, this.most - clientHeight)) / ROW_HEIGHT) + 1);
     // Rows that are cut by the upper edge are below their ancestors.
     const below = this.nPrinted ? 0 : Math.ceil(top / ROW_HEIGHT);
     if (all == null && first === this.first && n === this.n && below === this.below) return;
