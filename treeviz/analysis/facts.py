@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,28 +78,25 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
     dicts = np.flatnonzero(is_dict & (np.bincount(table.parent[1:], minlength=len(table)) > 1))
     if len(dicts) > _MOST_DICTS:
         return ()
-    codes: dict[tuple[int, ...], int] = {}  # by the ids of the keys, whose hashes may run the user's code
-    orders: list[list[int]] = [[]]
-    order = [0] * len(table)
-    for row in dicts.tolist():
-        node: Any = nodes[row]
-        ids = tuple(map(id, node)) if type(node) is dict else ()
-        if ids not in codes:
-            keys = list(node) if ids else []
-            places = sorted(range(len(keys)), key=keys.__getitem__) if {*map(type, keys)} <= {str} else []
-            codes[ids] = len(orders) if places != sorted(places) else 0
-            orders += [places] if codes[ids] else []
-        order[row] = codes[ids]
-    if len(orders) == 1:
+    of_type: list[Any] = [nodes[row] for row in dicts.tolist()]
+    # By the ids of the keys, whose hashes may run the user's code
+    ids = [tuple(map(id, node)) if type(node) is dict else () for node in of_type]
+    places: list[int] = []
+    starts = {(): -1}  # of each order in `places`; -1 for that of JAX
+    for key_ids, node in zip(ids, of_type, strict=True):
+        if key_ids not in starts:
+            keys = list(node)
+            order = sorted(range(len(keys)), key=keys.__getitem__) if {*map(type, keys)} == {str} else []
+            starts[key_ids] = -1 if order == sorted(order) else len(places)
+            places += order
+    if {*starts.values()} == {-1}:
         return ()
-    of_parent = np.array(order)[np.maximum(table.parent, 0)]
-    rows = np.flatnonzero((of_parent > 0) & (table.parent >= 0))
-    if not len(rows):
-        return ()
-    starts = np.cumsum([0, *map(len, orders)])
-    places = np.full(len(table), np.nan)
-    places[rows] = np.concatenate(orders)[starts[of_parent[rows]] + table.position[rows]]
-    return (Column(INSERTION, "insertion order", places, format="count", help="The place in its dict"),)
+    start, values = np.full(len(table), -1), np.full(len(table), np.nan)
+    start[dicts] = [starts[key_ids] for key_ids in ids]
+    of_parent = start[table.parent[1:]]
+    rows = np.flatnonzero(of_parent >= 0) + 1
+    values[rows] = np.array(places)[of_parent[rows - 1] + table.position[rows]]
+    return (Column(INSERTION, "insertion order", values, format="count", help="The place in its dict"),)
 
 
 def shape_text(shape: tuple[int, ...] | None, axes: tuple[str, ...] = ()) -> str:
@@ -192,19 +188,19 @@ def headline(table: TreeTable) -> tuple[str, ...]:
     Args:
       table: With its `size_columns`.
     """
-    unique = is_first(table)
+    unique = is_first(table) if table.notes else slice(None)
     at_least = "≥ " if is_cut(table) else ""
 
     def total(values: np.ndarray, one: str = "", several: str = "", write=count_text) -> str:
         everything = write(int(values.sum()))
-        once = everything if unique.all() else write(int(values[unique].sum()))
+        once = write(int(values[unique].sum())) if table.notes else everything
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
     leaves, elements, n_bytes = (table.columns[name].values for name in ("leaves", "elements", "bytes"))
     parts = [total(leaves, "leaf", "leaves")]
     if n_bytes.any():
-        n_parameters = np.where(_are_parameters(table), elements, 0)
+        n_parameters = elements * _are_parameters(table)
         counts = [total(n_parameters, "parameter", "parameters")] if n_parameters.any() else []
         if variables := _variables(table):
             of_class = {name: np.where(mask, elements, 0) for name, mask in variables.items()}
@@ -212,9 +208,9 @@ def headline(table: TreeTable) -> tuple[str, ...]:
             counts = [f"{name} {total(of_class[name])}" for name in largest_first]
         elif (n_parameters != elements).any():
             counts.append(total(elements, "element", "elements"))
-        n_keys = np.array([math.prod(facts.shape or ()) if facts.kind == "key" else 0 for facts in table.facts])
-        if n_keys.any():  # they have bytes, but no elements
-            counts.append(total(n_keys[table.fact_codes], "key", "keys"))
+        n_keys = [math.prod(facts.shape or ()) if facts.kind == "key" else 0 for facts in table.facts]
+        if any(n_keys):  # they have bytes, but no elements
+            counts.append(total(np.array(n_keys)[table.fact_codes], "key", "keys"))
         parts += [", ".join(counts)] if counts else []
         parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
     return (*parts, *_metadata(table))
@@ -247,9 +243,9 @@ def _variables(table: TreeTable) -> dict[str, np.ndarray]:
 def _are_parameters(table: TreeTable) -> np.ndarray:
     """bool[n_rows]: the rows of a child of the root named `params`, or of a tree with that name, if all are inexact."""
     are_parameters = np.zeros(len(table), dtype=bool)
-    is_named = np.array([key.segment == "params" for key in table.keys])[table.key_codes]
-    named = np.flatnonzero(is_named & (table.depth == 1)).tolist()
-    for row in named or ([0] if table.name == "params" else []):
+    named = [code for code, key in enumerate(table.keys) if key.segment == "params"]
+    rows = np.flatnonzero(np.isin(table.key_codes, named) & (table.depth == 1)).tolist() if named else []
+    for row in rows or ([0] if table.name == "params" else []):
         inside = slice(row, int(table.end[row]))
         facts = [table.facts[code] for code in set(table.fact_codes[inside].tolist())]
         are_parameters[inside] = all(_INEXACT.match(f.dtype) for f in facts if f.elements)
@@ -259,12 +255,12 @@ def _are_parameters(table: TreeTable) -> np.ndarray:
 def _dtypes(table: TreeTable) -> list[str]:
     """The dtypes that hold most of the elements, with their share."""
     n_rows = np.bincount(table.fact_codes, minlength=len(table.facts))
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for facts, n in zip(table.facts, n_rows.tolist(), strict=True):
         if facts.dtype and facts.elements:
-            counts[facts.dtype] += facts.elements * n
-    total = sum(counts.values())
-    texts = [f"{dtype} {percent_text(n, total)}" for dtype, n in counts.most_common(3)]
+            counts[facts.dtype] = counts.get(facts.dtype, 0) + facts.elements * n
+    total, most_first = sum(counts.values()), sorted(counts, key=counts.__getitem__, reverse=True)
+    texts = [f"{dtype} {percent_text(counts[dtype], total)}" for dtype in most_first[:3]]
     return [", ".join(texts) + (", …" if len(counts) > 3 else "")] if texts else []
 
 
@@ -292,16 +288,16 @@ class Memory(NamedTuple):
     """One kind of memory of the devices."""
 
     groups: list[Devices]  # the distinct sets of devices that arrays are on
-    group: np.ndarray  # int[n_facts]: the index of the array's set, or -1
-    bytes: np.ndarray  # number[n_facts]: the bytes of the array on each of its devices
+    group: list[int]  # of each of the facts: the index of the array's set, or -1
+    bytes: list[int]  # of each of the facts: the bytes of the array on each of its devices
 
 
 def memories_of(table: TreeTable) -> dict[str, Memory]:
     """The memories that hold any array of the tree, and the three constant ones; host memory comes near the end."""
     platforms = {facts.sharding.platform for facts in table.facts if facts.sharding is not None}
-    groups: dict[str, dict[Devices, int]] = {}
-    entries: dict[str, list[tuple[int, int, int]]] = {}  # (code of the facts, group, bytes)
+    found = {name: Memory([], [-1] * len(table.facts), [0] * len(table.facts)) for name in (DEFAULT, HOST, NOWHERE)}
     sets: dict[tuple, Devices] = {}
+    known: dict[tuple[str, Devices], int] = {}
     for code, facts in enumerate(table.facts):
         if facts.kind == "deleted" or not facts.is_leaf or not (facts.bytes or facts.sharding):
             continue
@@ -320,19 +316,20 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
                 ids = sharding.device_ids if sharding.platform else (sharding.n_devices,)
                 sets[key] = sharding.platform, frozenset(ids)
             devices = sets[key]
-        groups_here = groups.setdefault(name, {})
-        entries.setdefault(name, []).append((code, groups_here.setdefault(devices, len(groups_here)), n_bytes))
-    memories = {}
-    for name in (DEFAULT, *sorted({*entries} - {DEFAULT, HOST, NOWHERE}), HOST, NOWHERE):
-        group, n_bytes = np.full(len(table.facts), -1), [0] * len(table.facts)
-        for code, group_index, size in entries.get(name, ()):
-            group[code], n_bytes[code] = group_index, size
-        groups_here = [*groups.get(name, ())]
-        sizes = {size for platform, ids in groups_here if not platform for size in ids}
-        within = lambda ids, sizes=sizes: frozenset(size for size in sizes if size <= max(ids))  # noqa: E731
-        covered = [(platform, ids if platform else within(ids)) for platform, ids in groups_here]
-        memories[name] = Memory(covered, group, whole_numbers(n_bytes, len(table)))
-    return memories
+        if name not in found:
+            found[name] = Memory([], [-1] * len(table.facts), [0] * len(table.facts))
+        memory = found[name]
+        if (name, devices) not in known:
+            known[name, devices] = len(memory.groups)
+            memory.groups.append(devices)
+        memory.group[code], memory.bytes[code] = known[name, devices], n_bytes
+    for memory in found.values():
+        sizes = {size for platform, ids in memory.groups if not platform for size in ids}
+        for i, (platform, ids) in enumerate(memory.groups if sizes else ()):
+            covered = frozenset(size for size in sizes if size <= max(ids))
+            memory.groups[i] = platform, ids if platform else covered
+    in_the_middle = sorted({*found} - {DEFAULT, HOST, NOWHERE})
+    return {name: found[name] for name in (DEFAULT, *in_the_middle, HOST, NOWHERE)}
 
 
 def n_devices(devices: Devices) -> int:
@@ -361,7 +358,7 @@ def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     for device, member in sorted(member_of.items()):
         together.setdefault(tuple(member), []).append(device)
     sizes = [0, *sorted(size for platform, size in member_of if not platform)]
-    n_more = dict(zip(sizes[1:], np.diff(sizes).tolist(), strict=True))
+    n_more = {size: size - before for before, size in pairwise(sizes)}
     device_groups = []
     for which, devices in together.items():
         platform, numbers = devices[0][0], [number for _, number in devices]
@@ -392,7 +389,8 @@ _NOTHING = Held(np.zeros(1), np.zeros(1), np.zeros(1), {}, is_plain=True)
 def held_in(table: TreeTable, memory: Memory) -> Held:
     if not memory.groups:
         return _NOTHING
-    group, n_bytes = memory.group[table.fact_codes], memory.bytes[table.fact_codes]
+    group = np.array(memory.group)[table.fact_codes]
+    n_bytes = whole_numbers(memory.bytes, len(table))[table.fact_codes]
     rows = np.flatnonzero(group >= 0)
     repeated, meeting = _repeats(table, rows)
     if len(memory.groups) == 1 and not len(repeated):
@@ -435,8 +433,8 @@ def on_each_device(table: TreeTable, row: int, memory: Memory) -> list[tuple[Dev
     """Bytes of a subtree on each device, the fullest first; devices that hold the same arrays are one entry."""
     rows = np.arange(row, table.end[row])
     rows = rows[np.unique(first_rows(table)[rows], return_index=True)[1]]
-    group = memory.group[table.fact_codes[rows]]
-    n_bytes = memory.bytes[table.fact_codes[rows]]
+    group = np.array(memory.group)[table.fact_codes[rows]]
+    n_bytes = whole_numbers(memory.bytes, len(table))[table.fact_codes[rows]]
     bytes_of_group = [n_bytes[group == which].sum() for which in range(len(memory.groups))]
     is_there = np.isin(range(len(memory.groups)), group)
     totals = [
@@ -542,14 +540,16 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
 def _n_devices(table: TreeTable, memory: Memory, held: Held) -> Column:
     options: dict = {"format": "count", "help": "Devices that hold it"}
     if held.is_plain:
-        levels = np.where(memory.group >= 0, held.n_devices, np.nan)
+        n = float(held.n_devices[0])
+        levels = np.array([n if group >= 0 else np.nan for group in memory.group])
         return table.fact_column("devices", levels, rollup="max", **options)
     return Column("devices", "devices", held.n_devices, rollup="given", **options)
 
 
 def _bytes_column(table: TreeTable, memory: Memory, held: Held, name: str, title: str, help: str) -> Column:
     if held.is_plain:  # the view sums the leaves, so totals are neither stored nor sent
-        return table.fact_column(name, memory.bytes, title=title, format="bytes", rollup="sum", help=help)
+        levels = whole_numbers(memory.bytes, len(table))
+        return table.fact_column(name, levels, title=title, format="bytes", rollup="sum", help=help)
     return Column(name, title, held.most, format="bytes", rollup="given", help=help)
 
 
@@ -586,8 +586,8 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
             (only,) = device_groups(memory.groups)
             is_alone = len(memories) == 2 and not (memories[HOST].groups or nowhere.groups)
             lines.append(f"on {only.name}" if is_alone else f"{size}{in_memory} on {only.name}")
-    elsewhere = int(nowhere.bytes[table.fact_codes][is_first(table)].sum()) if lines and nowhere.groups else 0
-    if elsewhere:
+    sizes = whole_numbers(nowhere.bytes, len(table))
+    if lines and nowhere.groups and (elsewhere := int(sizes[table.fact_codes][is_first(table)].sum())):
         lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
     is_on_device = any(memory.groups for name, memory in memories.items() if name != HOST)
     return tuple(lines) if is_on_device else ()

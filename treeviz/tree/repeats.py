@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from os.path import commonprefix
 from string import digits
 from typing import NamedTuple
@@ -303,12 +304,15 @@ def _similar_to_next(table: TreeTable) -> np.ndarray:
 
 def _patterns(table: TreeTable) -> np.ndarray:
     """int[n_keys]: equal for keys that differ only in numbers; -1 for a key without a number."""
-    known: dict[str, int] = {}
-    patterns = [0]  # of the indices of lists and tuples
-    for key in table.keys[1:]:
-        pattern, n_numbers = _NUMBER.subn("0", key.label)
-        patterns.append(known.setdefault(pattern, 1 + len(known)) if n_numbers else -1)
-    return np.array(patterns)
+    known = {"": -1}
+    patterns = [known.setdefault(_pattern(key.label), len(known)) for key in table.keys[1:]]
+    return np.array([0, *patterns])  # 0: the indices of lists and tuples
+
+
+@lru_cache(maxsize=4096)  # the trees of one process have few distinct names
+def _pattern(label: str) -> str:
+    """The label with 0 for each number; "" if it has none."""
+    return _NUMBER.sub("0", label) if _NUMBER.search(label) else ""
 
 
 def _label(table: TreeTable, rows: np.ndarray) -> str:
