@@ -82,7 +82,7 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
     # By the ids of the keys, whose hashes may run the user's code
     ids = [tuple(map(id, node)) if type(node) is dict else () for node in of_type]
     places: list[int] = []
-    starts = {(): -1}  # of each order in `places`; -1 for that of JAX
+    starts: dict[tuple[int, ...], int] = {(): -1}  # of each order in `places`; -1 for that of JAX
     for key_ids, node in zip(ids, of_type, strict=True):
         if key_ids not in starts:
             keys = list(node)
@@ -525,32 +525,25 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
     memories = memories_of(table)
     nowhere = memories.pop(NOWHERE)
     held = {name: held_in(table, memory) for name, memory in memories.items()}
-    columns = [_n_devices(table, memories[DEFAULT], held[DEFAULT]), _spread(table, held[DEFAULT])]
+    columns = [_spread(table, held[DEFAULT])]
     for name, memory in memories.items():
         if name == DEFAULT:
-            labels = ("device_bytes", "bytes/device", "Bytes on the fullest device")
+            label, title, help = "device_bytes", "bytes/device", "Bytes on the fullest device"
         elif name == HOST:
-            labels = ("host_bytes", "host", "Bytes in host memory")
+            label, title, help = "host_bytes", "host", "Bytes in host memory"
         else:
-            labels = (f"{name}.bytes", name, f"Bytes in the memory {name} of the fullest device")
-        columns.append(_bytes_column(table, memory, held[name], *labels))
-    return tuple(columns), _headline(table, memories, held, nowhere)
-
-
-def _n_devices(table: TreeTable, memory: Memory, held: Held) -> Column:
-    options: dict = {"format": "count", "help": "Devices that hold it"}
-    if held.is_plain:
-        n = float(held.n_devices[0])
-        levels = np.array([n if group >= 0 else np.nan for group in memory.group])
-        return table.fact_column("devices", levels, rollup="max", **options)
-    return Column("devices", "devices", held.n_devices, rollup="given", **options)
-
-
-def _bytes_column(table: TreeTable, memory: Memory, held: Held, name: str, title: str, help: str) -> Column:
-    if held.is_plain:  # the view sums the leaves, so totals are neither stored nor sent
-        levels = whole_numbers(memory.bytes, len(table))
-        return table.fact_column(name, levels, title=title, format="bytes", rollup="sum", help=help)
-    return Column(name, title, held.most, format="bytes", rollup="given", help=help)
+            label, title, help = f"{name}.bytes", name, f"Bytes in the memory {name} of the fullest device"
+        if held[name].is_plain:  # the view sums the leaves, so totals are neither stored nor sent
+            n_bytes = whole_numbers(memory.bytes, len(table))
+            columns.append(table.fact_column(label, n_bytes, title=title, format="bytes", rollup="sum", help=help))
+        else:
+            columns.append(Column(label, title, held[name].most, None, "bytes", "given", help))
+    of_all, group, help = held[DEFAULT].n_devices, memories[DEFAULT].group, "Devices that hold it"
+    n_devices = Column("devices", "devices", of_all, None, "count", "given", help)
+    if held[DEFAULT].is_plain:
+        own = np.array([of_all[0] if index >= 0 else np.nan for index in group], float)
+        n_devices = table.fact_column("devices", own, format="count", rollup="max", help=help)
+    return (n_devices, *columns), _headline(table, memories, held, nowhere)
 
 
 def _spread(table: TreeTable, held: Held) -> Column:

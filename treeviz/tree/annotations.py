@@ -21,21 +21,13 @@ from treeviz.tree.text import class_name, guarded, mro, visible
 
 
 class Annotation(NamedTuple):
-    """The annotation of an array.
+    """The annotation of an array."""
 
-    Attributes:
-      text: As the author wrote it, without the class of the array: "Float 'batch seq'".
-      names: The name of each axis; "" if it has none, "…" if it stands for any number of axes.
-      sizes: The size of each axis: a number, or None if any will do.
-      broadcast: The names of axes that may have size 1.
-      dtypes: The names of its dtypes; empty: any.
-    """
-
-    text: str
-    names: tuple[str, ...]
-    sizes: tuple[int | None, ...]
-    broadcast: frozenset[str]
-    dtypes: frozenset[str]
+    text: str  # as the author wrote it, without the class of the array: "Float 'batch seq'"
+    names: tuple[str, ...]  # of each axis; "" if it has none, "…" if it stands for any number of axes
+    sizes: tuple[int | None, ...]  # of each axis; None if any will do
+    broadcast: frozenset[str]  # the names of axes that may have size 1
+    dtypes: frozenset[str]  # their names; empty: any
 
     def surplus(self, n: int) -> int:
         """How many of `n` axes the annotation has not; negative: how many it has more."""
@@ -49,18 +41,13 @@ class Annotation(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """An array in a field with an annotation.
-
-    Attributes:
-      row, parent: Rows of the table.
-      is_of_stack: It has as many axes more than its annotation as all arrays of the node, as `vmap` makes them.
-    """
+    """An array in a field with an annotation."""
 
     row: int
-    parent: int
+    parent: int  # its row
     facts: Facts
     annotation: Annotation
-    is_of_stack: bool
+    is_of_stack: bool  # it has as many axes more than its annotation as all arrays of the node, as `vmap` makes them
 
     @property
     def surplus(self) -> int:

@@ -231,7 +231,7 @@ def _exists(place: str) -> bool:
                 names, functions = names_in_code(value)
                 return next(steps) in (names if step == "<globals>" else functions)
             if step.endswith("()"):
-                value = getattr(value, step[:-2])(_probe)
+                value = getattr(value, step[:-2])(lambda x: x)
             elif isinstance(value, type) and any(step in inspect.get_annotations(base) for base in value.__mro__):
                 return True  # a dataclass field without a default is no class attribute
             else:
@@ -239,10 +239,6 @@ def _exists(place: str) -> bool:
     except Exception:  # an unknown release may raise anything
         return False
     return True
-
-
-def _probe(x: Any) -> Any:
-    return x
 
 
 # Source files that are notebook cells or installed. The only module that detects IPython; it never imports it.

@@ -628,11 +628,11 @@ def _bits(key: Any) -> bytes:
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    from treeviz.analysis.compare.values import compare_arrays, compare_stored
+    from treeviz.analysis.compare.values import compare_arrays
 
     if left is right:
         return True
-    gap = (compare_stored if Stored in (type(left), type(right)) else compare_arrays)(left, right)
+    gap = compare_arrays(left, right)
     return not (gap.n_outside or gap.n_nan) and (gap.n < _N_RANDOM or _is_random(left))
 
 

@@ -38,15 +38,10 @@ _CLOSED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
 
 
 class Part(NamedTuple):
-    """The values in one place of two values.
+    """The values in one place of two values."""
 
-    Attributes:
-      name: The Python that gets there, "static_fields['axis']"; "" is the value itself.
-      key: The last key or attribute in it, or None.
-    """
-
-    name: str
-    key: Any
+    name: str  # the Python that gets there, "static_fields['axis']"; "" is the value itself
+    key: Any  # the last key or attribute in it, or None
     left: Any
     right: Any
 
@@ -106,16 +101,11 @@ MAPPINGS = (dict, OrderedDict, defaultdict)
 
 
 class Opened(NamedTuple):
-    """One level of a node.
-
-    Attributes:
-      keys: JAX's keys of the children; positions for a list or tuple, its own keys for a mapping.
-      aux: The auxiliary data of a registered class.
-    """
+    """One level of a node."""
 
     children: list
-    keys: Any
-    aux: Any = None
+    keys: Any  # JAX's keys of the children; positions for a list or tuple, its own keys for a mapping
+    aux: Any = None  # the auxiliary data of a registered class
 
 
 def _open_sequence(node: Any) -> Opened:
@@ -376,16 +366,11 @@ class Side(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """The rows of both trees in one depth-first order.
+    """The rows of both trees in one depth-first order."""
 
-    Attributes:
-      left, right: int[n]: the row of each tree, or -1 without a counterpart.
-      depth, parent, end: int32[n], as in a `TreeTable`.
-    """
-
-    left: np.ndarray
+    left: np.ndarray  # int[n]: the row of each tree, or -1 without a counterpart
     right: np.ndarray
-    depth: np.ndarray
+    depth: np.ndarray  # int32[n], as the next two, as in a `TreeTable`
     parent: np.ndarray
     end: np.ndarray
 

@@ -91,8 +91,12 @@ class _Aligned:
             why = "contains itself" if id(node) in self._open else f"is more than {MAX_DEPTH:,} levels deep"
             self._add(path, ("error", f"{why}: JAX cannot flatten this tree", "", ""), 0)
             return None
-        if self._is_known(node, others):
-            return None
+        self._n_visited += 1
+        if self._n_visited > _MANY:  # in a tree with too many paths to follow all of them
+            key = (id(node), *(id(other) for _, other in others))
+            if key in self._visited:
+                return None
+            self._visited[key] = node, others
         aligned = [
             counterpart
             for counterpart in (self._compare(path, node, opened, *other) for other in others)
@@ -101,16 +105,6 @@ class _Aligned:
         if not opened.children and not aligned:
             return None
         return self._children(path, node, opened, aligned)
-
-    def _is_known(self, node: Any, others: Others) -> bool:
-        """Whether these nodes were compared before, in a tree with too many paths to follow all of them."""
-        self._n_visited += 1
-        if self._n_visited <= _MANY:
-            return False
-        key = (id(node), *(id(other) for _, other in others))
-        is_known = key in self._visited
-        self._visited[key] = node, others
-        return is_known
 
     def _children(self, path: Path, node: Any, opened: Opened, aligned: list) -> Iterator:
         is_leaf = self._opener.is_leaf
@@ -249,7 +243,9 @@ class _Leaves:
                 if other_type[0] != left_type[0]:
                     yield tree, ("shape", shape_text(left_type[0]), shape_text(other_type[0]), "")
                 if other_type[1] != left_type[1]:
-                    yield tree, ("dtype", str(left_type[1]), str(other_type[1]), _promoted(leaf, other))
+                    promoted = guarded(lambda other=other: jnp.result_type(leaf, other), lambda _: None)
+                    hint = "jnp.stack refuses them" if promoted is None else f"stacked, both are {promoted}"
+                    yield tree, ("dtype", str(left_type[1]), str(other_type[1]), hint)
 
     def _type(self, leaf: Any) -> tuple[Any, Any] | None:
         """The shape and JAX's dtype of an array or number."""
@@ -290,11 +286,6 @@ def _jax_dtype(given: Any) -> Any:
     is_known = given.isnative and given.kind != "m" and given.type not in (np.longdouble, np.clongdouble)
     is_known &= jnp.issubdtype(given, np.number) or jnp.issubdtype(given, np.bool_)
     return jax.dtypes.canonicalize_dtype(given) if is_known else None
-
-
-def _promoted(leaf: Any, other: Any) -> str:
-    """The dtype that stacking promotes two leaves to."""
-    return guarded(lambda: f"stacked, both are {jnp.result_type(leaf, other)}", lambda _: "jnp.stack refuses them")
 
 
 def _not_stacked(leaf: Any, left_text: str) -> Finding:

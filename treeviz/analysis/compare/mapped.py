@@ -14,7 +14,6 @@ from treeviz.analysis.compare.values import (
     CannotCompare,
     ValueDifference,
     compare_arrays,
-    compare_stored,
     whole_array,
 )
 from treeviz.analysis.stats.arrays import once
@@ -31,15 +30,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Part(NamedTuple):
-    """An array, an array of all layers, or a number of layers that are one array each.
+    """An array, an array of all layers, or a number of layers that are one array each."""
 
-    Attributes:
-      rows: The row of the array, or of each layer.
-      axis: The axis of the layers in an array that holds them all, or None.
-    """
-
-    rows: tuple[int, ...]
-    axis: int | None = None
+    rows: tuple[int, ...]  # of the array, or of each layer
+    axis: int | None = None  # of the layers in an array that holds them all
 
 
 class Match(NamedTuple):
@@ -224,8 +218,7 @@ def _compare_in_layouts(
 ) -> tuple[ValueDifference | None, Layout, bool]:
     """How two arrays differ in the layout that fits best, and whether after rounding."""
     if a.shape == b.shape:
-        compare = compare_stored if Stored in (type(a), type(b)) else compare_arrays
-        gap = compare(a, b, rtol=rtol, atol=atol)
+        gap = compare_arrays(a, b, rtol=rtol, atol=atol)
         if not (gap.n_outside or gap.n_nan):
             return None, Layout(""), False
         if a.nbytes > _MOST_BYTES:

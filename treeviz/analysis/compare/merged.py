@@ -251,7 +251,7 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
             known[j, i] = not math.isnan(changes[row, i])
             moved[j, i] = changes[row, i] > 0 or nonfinite[row, i]
     is_whole, moved = known.all(axis=1), moved.any(axis=1)
-    change, size = (np.sqrt(_sum_subtrees(table, squares)) for squares in (changes, sizes))
+    change, size = (np.sqrt(table.roll(squares, "sum")) for squares in (changes, sizes))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(size > 0, change / size, np.where(change == 0, 0.0, np.nan))
     steps_array = np.array(steps, np.int64)
@@ -284,12 +284,6 @@ def _sums_of_squares(left: Any, right: Any) -> tuple[float, float, bool]:
     except Exception:  # CannotCompare, or whatever a damaged file raises
         return math.nan, math.nan, False
     return change, size, has_nonfinite
-
-
-def _sum_subtrees(table: Any, squares: np.ndarray) -> np.ndarray:
-    """The sums over subtrees; NaN if no leaf of one was compared."""
-    sums = table.roll(np.where(np.isnan(squares), 0.0, squares), "sum")
-    return np.where(table.roll(~np.isnan(squares), "any"), sums, np.nan)
 
 
 # The tables of both trees

@@ -631,32 +631,21 @@ def _is_special(trees: Trees, side: int, row: int, place: int, known: list[np.nd
 
 
 class _Array(NamedTuple):
-    """An array, or layers of one shape.
+    """An array, or layers of one shape."""
 
-    Attributes:
-      rows: The row of the array, or of each layer.
-      words: The words of its path; for layers without their number.
-    """
-
-    rows: tuple[int, ...]
-    words: tuple[str, ...]
+    rows: tuple[int, ...]  # of the array, or of each layer
+    words: tuple[str, ...]  # of its path; for layers without their number
     shape: tuple[int, ...]
     depth: int
 
 
 class _Pair(NamedTuple):
-    """An array of the first tree and its counterpart in the other.
-
-    Attributes:
-      axes: The axes along which one may be a stack of the other's layers; empty without layers.
-      shapes: The shapes of both; for layers and their stack those of one layer.
-      is_sure: The name of one is the path of the other.
-    """
+    """An array of the first tree and its counterpart in the other."""
 
     arrays: tuple[_Array, _Array]
-    axes: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    is_sure: bool = False
+    axes: tuple[int, ...]  # along which one may be a stack of the other's layers; empty without layers
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of both; for layers and their stack those of one layer
+    is_sure: bool = False  # the name of one is the path of the other
 
     @property
     def axis(self) -> int:

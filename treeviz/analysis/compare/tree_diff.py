@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import is_
@@ -36,7 +37,6 @@ from treeviz.analysis.compare.values import (
     ValueDifference,
     compare_arrays,
     compare_small,
-    compare_stored,
     compare_stored_layers,
     gap_texts,
     is_transpose,
@@ -44,7 +44,7 @@ from treeviz.analysis.compare.values import (
 )
 from treeviz.analysis.compare.values import SmallPart as Part
 from treeviz.analysis.facts import shape_text, sharding_text
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host, undisturbed
 from treeviz.analysis.stats.columns import value_statistics
 from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import Facts, Sharding
@@ -171,14 +171,10 @@ def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:
 
 
 class LeafCodes:
-    """A code for all facts that `compare_facts` finds equal.
-
-    Attributes:
-      facts: An example for each code.
-    """
+    """A code for all facts that `compare_facts` finds equal."""
 
     def __init__(self) -> None:
-        self.facts: list[Facts] = []
+        self.facts: list[Facts] = []  # an example for each code
         self._codes: dict[tuple[Any, ...], int] = {}
 
     def of(self, facts: Iterable[Facts]) -> list[int]:
@@ -652,8 +648,7 @@ class _Differ:
     def _gap(self, left: Any, right: Any, before: Callable | None = None) -> ValueDifference | str | None:
         try:
             left, right = before(left, right) if before else (left, right)
-            compare = compare_stored if Stored in (type(left), type(right)) else compare_arrays
-            gap = compare(left, right, rtol=self._rtol, atol=self._atol)
+            gap = compare_arrays(left, right, rtol=self._rtol, atol=self._atol)
         except (CannotCompare, Refused) as why:
             return str(why)
         except Exception as error:
@@ -783,10 +778,5 @@ def _view(array: Any) -> Any:
 
 
 def _layer(array: Any, axis: int, i: int) -> Any:
-    if not isinstance(array, jax.Array):
-        return array[(*(slice(None),) * axis, i)]
-
-    from treeviz.analysis.stats.arrays import undisturbed
-
-    with undisturbed():  # its index is transferred to the devices
+    with undisturbed() if isinstance(array, jax.Array) else nullcontext():  # its index is transferred to the devices
         return array[(*(slice(None),) * axis, i)]

@@ -18,7 +18,17 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.analysis.compare.difference import OF_TRANSPOSE
-from treeviz.analysis.stats.arrays import CHUNK, holds_numbers, host_view, lies_on_host, once
+from treeviz.analysis.stats.arrays import (
+    CHUNK,
+    fetch,
+    has_float64,
+    holds_numbers,
+    host_view,
+    lies_on_host,
+    once,
+    part_of,
+    undisturbed,
+)
 from treeviz.tree.facts import Facts
 from treeviz.tree.leaves import why_unreduced
 from treeviz.tree.stored import CHUNK as CHUNK_as_in_files
@@ -87,9 +97,9 @@ class Elements(NamedTuple):
     nan_left: Any
     nan_right: Any
 
-    def of_each(self) -> Iterator[Elements]:
-        """The numbers of each piece."""
-        return map(Elements._make, zip(*[numbers.tolist() for numbers in self], strict=True))
+    def of(self, i: int) -> Elements:
+        """The numbers of one piece."""
+        return Elements._make(numbers[i].item() for numbers in self)
 
 
 def value_difference(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> ValueDifference:
@@ -189,15 +199,17 @@ class CannotCompare(Exception):
 
 
 def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> ValueDifference:
-    """Compare two arrays of one shape: NumPy or JAX arrays, or PRNG keys by their data.
+    """Compare two arrays of one shape: NumPy or JAX arrays, arrays in files, or PRNG keys by their data.
 
     NaN equals NaN. An infinity and a PRNG key equal only themselves, whatever the tolerance. Integers and bools are
     compared without rounding, other values of one dtype bitwise and then in float64. Arrays in host memory are read in
-    place, a chunk at a time; an accelerator reduces its own.
+    place, a chunk at a time; an accelerator reduces its own; if one is in a file, both are read in its order.
 
     Raises:
       CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
     """
+    if Stored in (type(left), type(right)):
+        return _compare_stored(left, right, rtol, atol)
     n_repeats = 1
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         (left, right), n_repeats = once(left, right)
@@ -269,18 +281,8 @@ def _overlapping(left: list[Part], right: list[Part]) -> Iterator[tuple[Index, A
             high = np.minimum(np.add(start, left_piece.shape), np.add(right_start, data.shape))
             if (low < high).all():
                 sizes = (high - low).tolist()
-                yield tuple(low.tolist()), _cut(left_piece, low - start, sizes), _cut(data, low - right_start, sizes)
-
-
-def _cut(part: Any, starts: np.ndarray, sizes: list[int]) -> Any:
-    if isinstance(part, np.ndarray):
-        return part[tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes, strict=True))]
-
-    from treeviz.analysis.stats.arrays import undisturbed
-
-    (device,) = part.sharding.device_set
-    with undisturbed(), jax.default_device(device):
-        return jax.lax.dynamic_slice(part, [np.int64(start) for start in starts], sizes)
+                cut = part_of(left_piece, low - start, sizes), part_of(data, low - right_start, sizes)
+                yield tuple(low.tolist()), *cut
 
 
 def _blocks(left: np.ndarray, right: np.ndarray, most: int) -> Iterator[tuple[Index, np.ndarray, np.ndarray]]:
@@ -304,7 +306,7 @@ def compare_block(gap: ValueDifference, a: np.ndarray, b: np.ndarray, start: Ind
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    (numbers,) = compare_elements(flat_a, flat_b, rtol=rtol, atol=atol).of_each()
+    numbers = compare_elements(flat_a, flat_b, rtol=rtol, atol=atol).of(0)
     found = value_difference(numbers, a.size, (flat_a.item(numbers.at), flat_b.item(numbers.at)), a.shape)
     found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
     gap.take(found)
@@ -360,8 +362,6 @@ def _beyond(start: Index, at: Index) -> Index:
 
 def _compare_on_device(gap: ValueDifference, a: Any, b: Any, start: Index, rtol: float, atol: float) -> None:
     """Reduce a pair on the left array's device; only the numbers are transferred."""
-    from treeviz.analysis.stats.arrays import fetch, has_float64, undisturbed
-
     holder = a if isinstance(a, jax.Array) else b
     (device,) = holder.sharding.device_set
     with undisturbed(), jax.default_device(device):
@@ -453,15 +453,10 @@ _NUMBERS = {cls.__name__: np.dtype(cls) for cls in (bool, int, float, complex)}
 
 
 class Reading(NamedTuple):
-    """How to read leaves with some facts. Leaves that are read in the same way are read in one batch.
+    """How to read leaves with some facts. Leaves that are read in the same way are read in one batch."""
 
-    Attributes:
-      kind: "numpy", "array" or "scalar", from the facts.
-      dtype: The name of the dtype, or of the type of a Python number.
-    """
-
-    kind: str
-    dtype: str
+    kind: str  # "numpy", "array" or "scalar", from the facts
+    dtype: str  # the name of the dtype, or of the type of a Python number
 
 
 def reading_of(facts: Facts) -> Reading | None:
@@ -645,10 +640,8 @@ class Gaps(Mapping[int, ValueDifference]):
             return self._own[row]
         at = bisect(self._ends, self._places[row])
         part, i = self._parts[at], self._places[row] - self._ends[at]  # negative: counted from the part's end
-        numbers = Elements._make(values[i].item() for values in part.numbers)
-        gap = value_difference(
-            numbers, int(part.n[i]), (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]]
-        )
+        values, shape = (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]]
+        gap = value_difference(part.numbers.of(i), int(part.n[i]), values, shape)
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 
@@ -659,15 +652,13 @@ class Gaps(Mapping[int, ValueDifference]):
         own = list(self._own.values())
         rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
         numbers = [
-            np.concatenate(
-                [
-                    np.array([getattr(gap, name) for gap in own], dtype),
-                    *(getattr(part.numbers, name) for part in self._parts),
-                ]
-            )
+            [
+                np.array([getattr(gap, name) for gap in own], dtype),
+                *(getattr(part.numbers, name) for part in self._parts),
+            ]
             for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float))
         ]
-        return GapNumbers(np.concatenate(rows), *numbers)
+        return GapNumbers(*map(np.concatenate, (rows, *numbers)))
 
 
 class GapNumbers(NamedTuple):
@@ -683,19 +674,15 @@ class GapNumbers(NamedTuple):
 # Compare two arrays, at least one of them in a file, piece by piece
 
 
-def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.0) -> ValueDifference:
-    """Compare two arrays of one shape as flat pieces, in the order of the file; see `compare_arrays`.
-
-    Raises:
-      CannotCompare: One of them holds no numbers, or is partly in another process.
-    """
+def _compare_stored(left: Any, right: Any, rtol: float, atol: float) -> ValueDifference:
     gap = ValueDifference(int(np.prod(left.shape, dtype=np.int64)))
     order = _order(left, right)
     start = n_nan = 0
     for a, b in pieces_of_both(left, right):
         n_nan += count_nan(a) if compare_block(gap, a, b, (start,), rtol, atol) else 0
         start += len(a)
-    gap.at, gap.nan_at = (_index(at, left.shape, order) for at in (gap.at, gap.nan_at))
+    places = (at and np.unravel_index(at[0], left.shape, order) for at in (gap.at, gap.nan_at))  # type: ignore[call-overload]
+    gap.at, gap.nan_at = (tuple(map(int, place)) for place in places)
     gap.nan_left += n_nan
     gap.nan_right += n_nan
     return gap
@@ -704,7 +691,7 @@ def compare_stored(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
 def compare_stored_layers(
     left: Any, right: Any, axis: int, *, rtol: float = 0.0, atol: float = 0.0
 ) -> list[ValueDifference]:
-    """The gaps of two arrays in each layer along an axis, without indices; see `compare_stored`."""
+    """The gaps of two arrays in each layer along an axis, without indices."""
     n, sizes = left.shape[axis], left.shape[axis + 1 :] if _order(left, right) == "C" else left.shape[:axis]
     gaps, start = [ValueDifference(0) for _ in range(n)], 0
     for a, b in pieces_of_both(left, right):
@@ -725,7 +712,14 @@ def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarr
       CannotCompare: One of them holds no numbers, or is partly in another process.
     """
     order = _order(left, right)
-    return _side_by_side(pieces_of(left, order), pieces_of(right, order))
+    pieces, a, b = [pieces_of(array, order) for array in (left, right)], np.empty(0), np.empty(0)
+    while True:
+        a, b = (rest if len(rest) else next(more, None) for more, rest in zip(pieces, (a, b), strict=True))
+        if a is None or b is None:
+            return
+        n = min(len(a), len(b))
+        yield a[:n], b[:n]
+        a, b = a[n:], b[n:]
 
 
 def _order(left: Any, right: Any) -> str:
@@ -758,19 +752,3 @@ def whole_array(array: Any) -> np.ndarray:
     for start, part in parts:
         whole[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
     return whole
-
-
-def _side_by_side(left: Iterator[np.ndarray], right: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pieces of both, cut at the ends of either."""
-    a = b = np.empty(0)
-    while True:
-        a, b = (rest if len(rest) else next(pieces, None) for pieces, rest in ((left, a), (right, b)))
-        if a is None or b is None:
-            return
-        n = min(len(a), len(b))
-        yield a[:n], b[:n]
-        a, b = a[n:], b[n:]
-
-
-def _index(flat: Index, shape: Index, order: str) -> Index:
-    return tuple(map(int, np.unravel_index(flat[0], shape, order))) if flat else ()  # type: ignore[call-overload]

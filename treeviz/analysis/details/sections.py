@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host
+from treeviz.analysis.stats.arrays import FIRST_EXPONENT, fetch, host_view, lies_on_host, part_of
 from treeviz.analysis.stats.columns import value_statistics
 from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import KINDS
@@ -311,14 +311,8 @@ def copied(shard: jax.Array, inside: tuple[slice, ...]) -> np.ndarray:
     if lies_on_host(shard):
         return np.array(host_view(shard)[inside])
 
-    from treeviz.analysis.stats.arrays import fetch, undisturbed
-
-    (device,) = shard.sharding.device_set
-    with undisturbed(), jax.default_device(device):
-        # The starts are arguments, not constants, so that moving a slider compiles nothing.
-        starts = [np.int64(part.start) for part in inside]
-        part = jax.lax.dynamic_slice(shard, starts, [part.stop - part.start for part in inside])
-    return fetch([part])[0]
+    starts, sizes = [part.start for part in inside], [part.stop - part.start for part in inside]
+    return fetch([part_of(shard, np.array(starts, int), sizes)])[0]
 
 
 def in_rows(part: np.ndarray) -> np.ndarray:

@@ -349,7 +349,11 @@ def other_tree_columns(
         named = _Named(place_text(found.other, found.row), title, field(found.other, found.row, taken))
         others = dict(zip(found.rows.tolist(), found.nodes, strict=True))
         same = [nodes[row] is node for row, node in others.items()]
-        added = [_labels(table, found, named, same), _bytes(table, found, named)]
+        n_bytes = [facts.bytes for facts in found.facts]
+        levels = np.zeros(len(table), whole_numbers(n_bytes, len(table)).dtype)
+        levels[found.rows] = n_bytes
+        sizes = (f"{named.title} bytes", levels, None, "bytes", "sum", f"Bytes of the arrays in {named.place}")
+        added = [_labels(table, found, named, same), Column(f"{named.field}.bytes", *sizes)]
         shown_names = [added[0].name]
         if stats:
             n_notes = len(notes)
@@ -450,14 +454,6 @@ def _with_nodes(table: TreeTable, labels: list[str], codes: np.ndarray) -> tuple
         members = [distinct[i] for i in range(_N_DISTINCT + 1) if label_bits >> i & 1]
         texts.append(", ".join([*members[:_N_LISTED], *(["…"] if len(members) > _N_LISTED else [])]))
     return [*labels, *texts], np.where(codes >= 0, codes, len(labels) + set_of_row).astype(np.int32)
-
-
-def _bytes(table: TreeTable, found: _Found, named: _Named) -> Column:
-    n_bytes = [facts.bytes for facts in found.facts]
-    levels = np.zeros(len(table), whole_numbers(n_bytes, len(table)).dtype)
-    levels[found.rows] = n_bytes
-    title, help = f"{named.title} bytes", f"Bytes of the arrays in {named.place}"
-    return Column(f"{named.field}.bytes", title, levels, None, "bytes", "sum", help)
 
 
 def _measured(

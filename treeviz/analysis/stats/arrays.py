@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental
@@ -296,6 +296,16 @@ def fetch(arrays: list[jax.Array]) -> list[np.ndarray]:
     """Copy the arrays to the host in one transfer."""
     with undisturbed():
         return jax.device_get(arrays)
+
+
+def part_of(array: Any, starts: np.ndarray, sizes: list[int]) -> Any:
+    """A part of an array in host memory as a view, or of one on a single device as a copy there."""
+    if isinstance(array, np.ndarray):
+        return array[tuple(slice(start, start + size) for start, size in zip(starts.tolist(), sizes, strict=True))]
+    (device,) = array.sharding.device_set
+    with undisturbed(), jax.default_device(device):
+        # The starts are arguments, not constants, so that another part of this size compiles nothing.
+        return lax.dynamic_slice(array, [np.int64(start) for start in starts], sizes)
 
 
 @contextlib.contextmanager
