@@ -71,7 +71,7 @@ def scanned(
         nodes = [nodes[row] for row in rows.tolist()]
     table, shape_only = replace(table, separator=_separator(table, nodes)), []
     arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
-    if len(table) > 1 and arrays and all(facts.kind == "shape only" for facts in arrays):
+    if len(table) > 1 and {facts.kind for facts in arrays} == {"shape only"}:
         # Then the headline says it, instead of each row.
         shape_only = ["shape only"]
         facts = tuple([facts._replace(is_as_all=facts.kind == "shape only") for facts in table.facts])
@@ -270,8 +270,8 @@ def _placement(table: TreeTable) -> tuple[str, ...]:
     """The columns that show the devices of the arrays; none if all arrays are on one device."""
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None and facts.kind != "stored"]
     n_devices = np.fmax.reduce(table.columns["devices"].values)  # the root has the most
-    is_spread = n_devices > 1 or any(sharding.n_devices > 1 for sharding in shardings)
-    memories = dict.fromkeys(sharding.memory for sharding in shardings if sharding.memory)
+    is_spread = n_devices > 1 or max([sharding.n_devices for sharding in shardings], default=0) > 1
+    memories = dict.fromkeys([sharding.memory for sharding in shardings if sharding.memory])
     if not is_spread and not memories:
         return ()
     others = [name for name in (*(f"{memory}.bytes" for memory in memories), "host_bytes") if name in table.columns]

@@ -179,7 +179,7 @@ def is_first(table: TreeTable) -> np.ndarray:
 
 def is_cut(table: TreeTable) -> bool:
     """Whether the budget cut anything from the table."""
-    return any(note.kind == "more" for notes in table.notes.values() for note in notes)
+    return "more" in [note.kind for notes in table.notes.values() for note in notes]
 
 
 def headline(table: TreeTable) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ def headline(table: TreeTable) -> tuple[str, ...]:
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
-    leaves, elements, n_bytes = (table.columns[name].values for name in ("leaves", "elements", "bytes"))
+    leaves, elements, n_bytes = [table.columns[name].values for name in ("leaves", "elements", "bytes")]
     parts = [total(leaves, "leaf", "leaves")]
     if n_bytes.any():
         n_parameters = elements * _are_parameters(table)
@@ -357,7 +357,7 @@ def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     together: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for device, member in sorted(member_of.items()):
         together.setdefault(tuple(member), []).append(device)
-    sizes = [0, *sorted(size for platform, size in member_of if not platform)]
+    sizes = [0, *sorted([size for platform, size in member_of if not platform])]
     n_more = {size: size - before for before, size in pairwise(sizes)}
     device_groups = []
     for which, devices in together.items():
@@ -561,7 +561,7 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
     at_least = "≥ " if is_cut(table) else ""
     lines = []
     for name, memory in memories.items():
-        most, least, n_devices = (float(values[0]) for values in held[name][:3])
+        most, least, n_devices = [float(values[0]) for values in held[name][:3]]
         if not n_devices > 0:
             continue
         size = f"{at_least}{bytes_text(int(most))}"
@@ -582,8 +582,8 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
     sizes = whole_numbers(nowhere.bytes, len(table))
     if lines and nowhere.groups and (elsewhere := int(sizes[table.fact_codes][is_first(table)].sum())):
         lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
-    is_on_device = any(memory.groups for name, memory in memories.items() if name != HOST)
-    return tuple(lines) if is_on_device else ()
+    on_devices = [name for name, memory in memories.items() if memory.groups and name != HOST]
+    return tuple(lines) if on_devices else ()
 
 
 def bytes_by_device(table: TreeTable, row: int) -> list[tuple[str, str]]:

@@ -133,7 +133,7 @@ def opened(tree: Any, name: str) -> tuple[Any, str]:
         from treeviz.integrations.orbax import tree_of_metadata
 
         return tree_of_metadata(tree, name)
-    found = (guarded(lambda open_it=open_it: open_it(tree, name), lambda _: None) for open_it in _opens)
+    found = [guarded(partial(open_it, tree, name), lambda _: None) for open_it in _opens]
     return next(filter(None, found), (tree, name))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from treeviz.steps.tracing.jax_private import TO_KNOW_HIJAX_TYPES, hijax_type_function
@@ -14,7 +15,7 @@ TO_DESCRIBE = TO_KNOW_HIJAX_TYPES
 
 def describer_of_hijax(cls: type) -> Describer | None:
     """The describer of a class whose objects have a hijax type; None for other classes."""
-    type_of = guarded(lambda: hijax_type_function(cls), lambda _: None)
+    type_of = guarded(partial(hijax_type_function, cls), lambda _: None)
     if type_of is None:
         return None
 

@@ -208,10 +208,9 @@ class Describers:
         return self.facts.code(Facts("opaque", class_name(cls), True, 1, text=text, module=module_name(cls)))
 
     def _new_handler(self, node: Any, cls: type) -> Handler:
-        builtin = next((known for known in BUILTIN_LEVELS if cls is known), None)
-        if builtin is not None:
-            code = self.facts.code(Facts(_BUILTIN_KINDS.get(builtin, "dict"), class_name(cls), False))
-            return Handler(BUILTIN_LEVELS[builtin], lambda _: code, has_identity=True, is_builtin=True)
+        if is_any(cls, BUILTIN_LEVELS):
+            code = self.facts.code(Facts(_BUILTIN_KINDS.get(cls, "dict"), class_name(cls), False))
+            return Handler(BUILTIN_LEVELS[cls], lambda _: code, has_identity=True, is_builtin=True)
         describer = describer_of(cls)
         # An exception is raised again when the walk enters the node, and is then shown in its row.
         # Generators are leaves: jax 0.10 warns when it flattens one, and later releases will raise.
@@ -220,7 +219,7 @@ class Describers:
         if id(node) in self.flattened:
             flattened = self.flattened[id(node)][1]
         elif cls is not types.GeneratorType:
-            flattened = guarded(lambda: flatten(node), lambda _: ())
+            flattened = guarded(partial(flatten, node), lambda _: ())
         if flattened:
             self.flattened[id(node)] = node, flattened
         if flattened is not None:

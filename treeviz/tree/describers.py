@@ -96,13 +96,13 @@ def finds_describers(find: Callable[[type], Describer | None]) -> None:
 
 def describer_of(cls: type) -> Describer | None:
     """The describer of the class or of its nearest base that has one."""
-    known = next((_describers[id(base)][1] for base in mro(cls) if id(base) in _describers), None)
-    return known or found_describer(cls)
+    known = [_describers[id(base)][1] for base in mro(cls) if id(base) in _describers]
+    return known[0] if known else found_describer(cls)
 
 
 def found_describer(cls: type) -> Describer | None:
     """The describer from a function of `finds_describers`. JAX accepts objects of such a class as they are."""
-    return next(filter(None, (find(cls) for find in _finders)), None)
+    return next(filter(None, [find(cls) for find in _finders]), None)
 
 
 def array_inside(leaf: Any) -> Any:

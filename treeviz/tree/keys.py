@@ -186,11 +186,7 @@ class KeyTable:
     def remember(self, key_ids: tuple[int, ...], in_order: list[Any], codes: list[int]) -> None:
         """Keep the order and codes of a dict's keys, which the dicts of all layers of a model share."""
         is_kept = 1 < len(codes) <= min(_WIDE, self.room) and len(self.orders) < _MOST_ORDERS
-        if (
-            is_kept
-            and {*map(id, in_order)} == {*key_ids}
-            and all(type(key) is str or type(key) is int for key in in_order)
-        ):
+        if is_kept and {*map(id, in_order)} == {*key_ids} and {*map(id, map(type, in_order))} <= {id(str), id(int)}:
             self.orders[key_ids] = itemgetter(*[key_ids.index(id(key)) for key in in_order]), codes.copy(), in_order
 
     def single(self, key: Any) -> int:

@@ -47,7 +47,7 @@ _MOST_RUNS = 4  # of ids in a text
 
 def describe_sharding(sharding: Any) -> Sharding | None:
     """The facts of a sharding that do not depend on the array; None if there are none."""
-    return guarded(lambda: _describe(sharding), lambda _: None)
+    return guarded(functools.partial(_describe, sharding), lambda _: None)
 
 
 def traced_sharding(aval: Any) -> Any:
@@ -83,7 +83,7 @@ def _axis_types(sharding: Any) -> dict[str, str]:
 def _describe(sharding: Any) -> Sharding | None:
     is_named = isinstance(sharding, jax.sharding.NamedSharding)
     devices = _devices(sharding)
-    ids = DeviceIds(device.id for device in devices)
+    ids = DeviceIds([device.id for device in devices])
     platform = devices[0].platform if devices else ""
     n_devices, text, axes = len(devices), class_name(type(sharding)), ""
     if is_named:
@@ -160,8 +160,8 @@ def _memory(sharding: Any, devices: list[Any]) -> str:
     def default_kind() -> str:
         # Of a device of this process, or a similar one: before jax 0.5 other devices do not report their memories.
         client = devices[0].client
-        local = (device for device in devices if device.process_index == client.process_index())
-        return next(local, client.local_devices()[0]).default_memory().kind
+        local = [device for device in devices if device.process_index == client.process_index()]
+        return [*local, *client.local_devices()][0].default_memory().kind
 
     kind = guarded(lambda: sharding.memory_kind, lambda _: None)
     return "" if kind is None or kind == guarded(default_kind, lambda _: "device") else visible(str(kind), 40)
@@ -583,7 +583,7 @@ def _is_jax_layout(dtype: np.dtype) -> bool:
 
 def _product(shape: tuple) -> int:
     # A symbolic dimension is text: the array has no size yet.
-    return math.prod(shape) if all(isinstance(size, int) for size in shape) else 0
+    return 0 if str in map(type, shape) else math.prod(shape)
 
 
 _TRACERS = {

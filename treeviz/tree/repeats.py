@@ -274,14 +274,13 @@ def differing(facts: Sequence[Facts]) -> np.ndarray:
 
 def similar_to_next(table: TreeTable) -> np.ndarray:
     """int[k]: the rows whose next sibling is similar, computed once for all tables with the same rows."""
-    known = vars(table)
-    if "_similar_to_next" not in known:
-        known["_similar_to_next"] = _similar_to_next(table)
-    return known["_similar_to_next"]
-
-
-def _similar_to_next(table: TreeTable) -> np.ndarray:
-    end, facts, pattern = table.end, similar_facts(table.facts)[table.fact_codes], _patterns(table)[table.key_codes]
+    computed = vars(table)
+    if "_similar_to_next" in computed:
+        return computed["_similar_to_next"]
+    known = {"": -1}
+    patterns = [known.setdefault(_pattern(key.label), len(known)) for key in table.keys[1:]]
+    pattern = np.array([0, *patterns])[table.key_codes]  # 0: the indices of lists and tuples
+    end, facts = table.end, similar_facts(table.facts)[table.fact_codes]
     row = ((end < end[table.parent]) & (pattern >= 0)).nonzero()[0]
     following = end[row].astype(np.int64)
     size = following - row
@@ -299,14 +298,8 @@ def _similar_to_next(table: TreeTable) -> np.ndarray:
         differs[first] = False  # the keys of the siblings themselves
         is_similar[start:stop] = ~np.logical_or.reduceat(differs, first)
         start = stop
+    computed["_similar_to_next"] = row[is_similar]
     return row[is_similar]
-
-
-def _patterns(table: TreeTable) -> np.ndarray:
-    """int[n_keys]: equal for keys that differ only in numbers; -1 for a key without a number."""
-    known = {"": -1}
-    patterns = [known.setdefault(_pattern(key.label), len(known)) for key in table.keys[1:]]
-    return np.array([0, *patterns])  # 0: the indices of lists and tuples
 
 
 @lru_cache(maxsize=4096)  # the trees of one process have few distinct names

@@ -53,7 +53,7 @@ def class_name(cls: type) -> str:
 
 def module_name(cls: type) -> str:
     """The module of the class; "" if `__module__` is not a plain string."""
-    module = guarded(lambda: type.__dict__["__module__"].__get__(cls), lambda _: None)
+    module = guarded(functools.partial(type.__dict__["__module__"].__get__, cls), lambda _: None)
     return visible(module) if type(module) is str else ""
 
 

@@ -661,8 +661,10 @@ class _Scanner:
     def finish(self, name: str) -> tuple[TreeTable, list[Any]]:
         """The table, and the node or leaf of each row."""
         facts, codes = self._describers.facts.facts, self._fact_codes
-        note_shared(self._notes, self._repeats, self._ends, lambda row: facts[codes[row]])
-        note_left_out(self._notes, self._parents)
+        if self._repeats:
+            note_shared(self._notes, self._repeats, self._ends, lambda row: facts[codes[row]])
+        if self._notes:
+            note_left_out(self._notes, self._parents)
         table = TreeTable(
             name=visible(name) or "tree",
             depth=np.fromiter(self._depths, np.int32, len(self.nodes)),

@@ -65,7 +65,7 @@ class View:
 
         "" for none. The front end of differences also shows findings, and "drawn" includes it.
         """
-        if any(not isinstance(shown, str) for shown in (self.values or {}).values()):
+        if not all(isinstance(shown, str) for shown in (self.values or {}).values()):
             return "drawn"
         has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
         if self.series or self.diff is not None or has_findings:

@@ -347,7 +347,7 @@ def odd_dtype(checked: Checked) -> Iterator[Found]:
     One float32 among bfloat16 makes what it is added to float32. Norms and optimizers keep float32 on purpose.
     """
     rows = checked.rows(lambda f: f.is_leaf and f.elements > 0 and f.shape is not None and bool(_FLOAT.match(f.dtype)))
-    counts = Counter(checked.facts(row).dtype for row in rows)
+    counts = Counter([checked.facts(row).dtype for row in rows])
     if len(rows) < 10 or len(counts) < 2:
         return
     usual, n = counts.most_common(1)[0]
@@ -366,7 +366,7 @@ def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
     Each device holds the whole of it.
     """
     shardings = [f.sharding for f in checked.table.facts if f.is_leaf and f.sharding is not None]
-    if not any(sharding.n_devices > 1 and not sharding.replicated for sharding in shardings):
+    if not [sharding for sharding in shardings if sharding.n_devices > 1 and not sharding.replicated]:
         return
     for row in checked.rows(lambda f: f.is_leaf and f.bytes >= MIB):
         facts = checked.facts(row)

@@ -53,7 +53,7 @@ def pack_within(view: View, packed: bytes | None = None) -> bytes:
       packed: `pack(view)`, if already computed.
     """
     table, n_all = view.table, len(view.table)
-    n_distinct = max(len(values) for values in (table.keys, *(column.levels for column in table.columns.values())))
+    n_distinct = max(map(len, (table.keys, *[column.levels for column in table.columns.values()])))
     n_rows = n_all if view.whole or packed is not None or n_distinct <= _MANY else n_all // 8
     packed = pack(with_first_rows(view, n_rows)) if packed is None else packed
     while len(packed) < 0.7 * MAX_BYTES and n_rows < n_all:
@@ -255,7 +255,7 @@ def outline(view: View) -> Markup:
     rows, n_left_out, _ = first_rows(view, MAX_LINES, depth)
     shown = view.columns_without_last_value
     plain = [column for column in shown if column.format in WRITE][:_N_PLAIN]
-    titles = ", ".join(["type", *(times_text(first) for first in series[:1]), *(column.title for column in plain)])
+    titles = ", ".join(["type", *[times_text(first) for first in series[:1]], *[column.title for column in plain]])
     summaries = "".join([f" · {text(summary)}" for summary in table.headline])
     start = f'<pre style="{_STYLE}"><b>{text(_short(table.name))}</b>{summaries}\n<i>name: {text(titles)}'
     lines, left_out, end = _lines(view, rows, n_left_out.tolist(), plain), "", "</pre>"
@@ -317,11 +317,11 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
     """
     table, series = view.table, view.series
     columns = (table.depth, table.end, table.fact_codes, table.key_codes, table.position)
-    depths, ends, codes, key_codes, positions = (column[rows].tolist() for column in columns)
+    depths, ends, codes, key_codes, positions = [column[rows].tolist() for column in columns]
     opened = open_first(view)[rows].tolist()
     facts = {}
     for code in set(codes):
-        parts = (type_text(table.facts[code]), *(part.text for part in fact_parts(table.facts[code])))
+        parts = (type_text(table.facts[code]), *[part.text for part in fact_parts(table.facts[code])])
         facts[code] = text(" ".join(map(_short, parts)))
     labels = {code: text(_short(table.keys[code].label)) for code in set(key_codes)}
     numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
@@ -349,7 +349,7 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
             n_inside = f", {count_text(n_left_out[i])} inside" if n_left_out[i] else ""
             lines.append((f"{closing}  {line}{n_inside}{after}", "\n"))
     line, after = lines.pop()
-    return [*lines, (line, "".join([after, *(markup for _, markup in reversed(inside))]))]
+    return [*lines, (line, "".join([after, *[markup for _, markup in reversed(inside)]]))]
 
 
 def _numbers(table: TreeTable, rows: np.ndarray, columns: Sequence[Column]) -> list[str]:

@@ -460,9 +460,9 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     if kind == "b" or array.dtype == np.uint8:
         return array.astype(np.uint8, copy=False)
     if kind in "iu":
-        low, high = (int(reduce(array, axis=None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce))
-        dtypes = (dtype for least, most, dtype in _WHOLE if least <= low and high <= most)
-        return array.astype(next(dtypes, _LONG))
+        low, high = [int(reduce(array, axis=None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce)]
+        fitting = [dtype for least, most, dtype in _WHOLE if least <= low and high <= most]
+        return array.astype([*fitting, _LONG][0])
     wide = array.astype(_LONG)
     with np.errstate(all="ignore"):
         narrow = wide.astype(_SHORT)
@@ -493,7 +493,7 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     by_name["what"] = [_what(each) for each in facts]
     by_name["sharding"] = [_sharding(each) for each in by_name["sharding"]]
     by_name["sign"] = [_SIGNS.get(each.kind, "·") for each in facts]
-    fields = (*_FIELDS, *(name for name in ("axes", "differs") if any(by_name[name])))
+    fields = (*_FIELDS, *[name for name in ("axes", "differs") if any(by_name[name])])
     by_name["differs"] = differing(facts).tolist()
     coded = {name: _coded(by_name[name], buffers) for name in fields}
     return {name: each if len(each[0]) > 1 or name in _COLUMNS else each[:1] for name, each in coded.items()}
@@ -521,7 +521,7 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
         ("shard shape", str(sharding.shard_shape) if n > 1 else ""),
         ("memory", sharding.memory),
     )
-    return text, sharding.replicated, *(pair for pair in pairs if pair[1])
+    return text, sharding.replicated, *[pair for pair in pairs if pair[1]]
 
 
 def _coded(values: Sequence[Any], buffers: _Buffers) -> list:

@@ -379,7 +379,7 @@ def nan_rows(view: View) -> list[int]:
     bad += [each.bad.any(axis=1) for each in view.series]
     bad += [column.values > 0 for column in view.columns if column.name.endswith(".nonfinite")]  # of another tree
     return list(
-        dict.fromkeys([*_noted(view, "nonfinite"), *(row for each in bad for row in each.nonzero()[0].tolist())])
+        dict.fromkeys([*_noted(view, "nonfinite"), *[row for each in bad for row in each.nonzero()[0].tolist()]])
     )
 
 

@@ -170,7 +170,7 @@ def with_counts(view: View) -> View:
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     is_node = np.array([KINDS[f.kind].group == "node" and f.shape is None for f in table.facts])[table.fact_codes]
     nodes = (is_node & (n_leaves > 1)).nonzero()[0]
-    triples = list(zip(*(values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)), strict=True))
+    triples = list(zip(*[values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)], strict=True))
     distinct = {triple: code for code, triple in enumerate(dict.fromkeys(triples), start=len(table.facts))}
     codes, counted = table.fact_codes.copy(), [*table.facts]
     codes[nodes] = list(map(distinct.__getitem__, triples))  # several times as fast as np.unique of rows
@@ -366,14 +366,10 @@ def text(
       budget: The maximum number of characters: as many rows as fit, at least the headline and the root.
     """
     brief = in_brief(view, fold=fold)
-
-    def of_rows(n_rows: int | None) -> str:
-        return "\n".join(_drawn(view, brief, width, n_rows, color, glyphs))
-
     if budget is None:
-        return of_rows(max_rows)
+        return "\n".join(_drawn(view, brief, width, max_rows, color, glyphs))
     most = min(len(brief.table), max_rows or len(brief.table), 1 + budget // _SHORTEST_LINE)
-    return longest_within(budget, most, of_rows)
+    return longest_within(budget, most, lambda n: "\n".join(_drawn(view, brief, width, n, color, glyphs)))
 
 
 def lines(view: View, width: int | None = None) -> Iterator[str]:
@@ -415,7 +411,7 @@ def drawn(
     cells = [
         type_cells(table, truncated.rows, glyphs),
         *series_cells(view.series, truncated.rows, glyphs, sparkline),
-        *(bracketed(cell, glyphs) for cell in columns if any(text and not text.isspace() for text in cell.texts)),
+        *[bracketed(cell, glyphs) for cell in columns if any(map(str.strip, cell.texts))],
     ]
     room = _room(width, max(key_widths), cells, details, glyphs)
     if max(key_widths) > room.key and width is not None:
@@ -568,7 +564,7 @@ def _middles(room: _Room, is_leaf: list[bool], color: bool) -> Iterator[str]:
         texts[0] = [type_ if leaf else f"{CYAN}{type_}{RESET}" for type_, leaf in types]
         for i, cell in enumerate(room.cells[1:], 1):
             texts[i] = list(map(_colored, cell.texts, cell.styles or repeat("")))
-    return (GAP + GAP.join(row) for row in zip(*texts, strict=True)) if texts else iter([""] * len(is_leaf))
+    return map(GAP.join, zip([""] * len(is_leaf), *texts, strict=True))
 
 
 def _colored(text: str, style: str) -> str:
