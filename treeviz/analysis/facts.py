@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,21 +78,19 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
     dicts = np.flatnonzero(is_dict & (np.bincount(table.parent[1:], minlength=len(table)) > 1))
     if len(dicts) > _MOST_DICTS:
         return ()
-    of_type: list[Any] = [nodes[row] for row in dicts.tolist()]
-    # By the ids of the keys, whose hashes may run the user's code
-    ids = [tuple(map(id, node)) if type(node) is dict else () for node in of_type]
+    of_rows: list[Any] = [node if type(node := nodes[row]) is dict else {} for row in dicts.tolist()]
+    if not {*map(id, map(type, chain.from_iterable(of_rows)))} <= {id(str)}:  # other hashes may run the user's code
+        of_rows = [node if {*map(id, map(type, node))} <= {id(str)} else {} for node in of_rows]
     places: list[int] = []
-    starts: dict[tuple[int, ...], int] = {(): -1}  # of each order in `places`; -1 for that of JAX
-    for key_ids, node in zip(ids, of_type, strict=True):
-        if key_ids not in starts:
-            keys = list(node)
-            order = sorted(range(len(keys)), key=keys.__getitem__) if {*map(type, keys)} == {str} else []
-            starts[key_ids] = -1 if order == sorted(order) else len(places)
-            places += order
-    if {*starts.values()} == {-1}:
+    starts: dict[tuple[str, ...], int] = {}  # of each order in `places`; -1 for that of JAX
+    for names in dict.fromkeys(map(tuple, of_rows)):
+        order = sorted(range(len(names)), key=names.__getitem__)
+        starts[names] = -1 if order == [*range(len(names))] else len(places)
+        places += order
+    if {*starts.values()} <= {-1}:
         return ()
     start, values = np.full(len(table), -1), np.full(len(table), np.nan)
-    start[dicts] = [starts[key_ids] for key_ids in ids]
+    start[dicts] = [*map(starts.__getitem__, map(tuple, of_rows))]
     of_parent = start[table.parent[1:]]
     rows = np.flatnonzero(of_parent >= 0) + 1
     values[rows] = np.array(places)[of_parent[rows - 1] + table.position[rows]]

@@ -127,19 +127,12 @@ def load_libraries() -> None:
 
 
 class Budget(NamedTuple):
-    """The limits of reading a tree.
+    """The limits of reading a tree."""
 
-    Attributes:
-      max_rows: The most rows. Siblings share them fairly.
-      walk_s: Seconds until the walk stops and starts again with fewer rows, in half of that time or what is left.
-      read_s: Seconds for reading the values of arrays in host memory.
-      hint: How the user sees more: the end of the message about what was left out.
-    """
-
-    max_rows: int = 2_000_000
-    walk_s: float = inf
-    read_s: float = inf
-    hint: str = ""
+    max_rows: int = 2_000_000  # siblings share them fairly
+    walk_s: float = inf  # seconds; then the walk starts again with fewer rows, for half of that time or what is left
+    read_s: float = inf  # seconds for reading the values of arrays in host memory
+    hint: str = ""  # how the user sees more: the end of the message about what was left out
 
 
 WHOLE = Budget()

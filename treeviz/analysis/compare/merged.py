@@ -294,22 +294,14 @@ _SEVERAL = Key("…", "[…]", "*", ())  # the key of the one row for several id
 
 
 class Merged(NamedTuple):
-    """Two trees as one table.
+    """Two trees as one table."""
 
-    Attributes:
-      whole: All rows of both trees; the rows of `brief` if both have more than `MOST_ROWS`.
-      brief: The rows that differ and those above; each run of identical siblings is one row.
-      rows: int[n]: the aligned row of each row of `whole`.
-      n_same, n_unknown: The number of identical leaves, and of places that were not compared further.
-      is_cut: Whether `whole` has only the rows of `brief`.
-    """
-
-    whole: TreeTable
-    brief: TreeTable
-    rows: np.ndarray
-    n_same: int
-    n_unknown: int
-    is_cut: bool
+    whole: TreeTable  # all rows of both trees; the rows of `brief` if both have more than `MOST_ROWS`
+    brief: TreeTable  # the rows that differ and those above; each run of identical siblings is one row
+    rows: np.ndarray  # int[n]: the aligned row of each row of `whole`
+    n_same: int  # identical leaves
+    n_unknown: int  # places that were not compared further
+    is_cut: bool  # whether `whole` has only the rows of `brief`
 
 
 def merged(left: Side, right: Side, found: Found) -> Merged:

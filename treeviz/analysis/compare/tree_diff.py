@@ -334,33 +334,20 @@ _FEW = 1_000  # differences that are written immediately; unwritten ones keep bo
 
 
 class Found(NamedTuple):
-    """The differences between two trees.
-
-    Attributes:
-      aligned: The rows of both trees, aligned.
-      differences: In row order.
-      kinds, rows: The kind and the aligned row of each difference.
-      gaps: The differences in values, by aligned row.
-      not_compared: Why the values of a leaf were not compared, by aligned row.
-      bars: The magnitudes of both sides if values differ, by aligned row; see `magnitudes`.
-      layers: The layers that differ in an array of all layers, by aligned row.
-      n_trees: The number of trees compared with the first.
-      tree: The position of the other tree among the arguments.
-      mapped: How arrays differ from those with other names in the other tree, which `matches` has.
-    """
+    """The differences between two trees. Mappings are by aligned row."""
 
     aligned: Aligned
-    differences: Sequence[Difference]
-    kinds: list[str]
-    rows: list[int]
-    gaps: Gaps
-    not_compared: dict[int, str]
-    bars: dict[int, Bars]
-    layers: Mapping[int, Sequence[int]] = {}
-    n_trees: int = 1
-    tree: int = 1
-    mapped: Sequence[Gap] = ()
-    matches: Sequence[Match] = ()
+    differences: Sequence[Difference]  # in row order
+    kinds: list[str]  # of each difference
+    rows: list[int]  # the aligned row of each difference
+    gaps: Gaps  # the differences in values
+    not_compared: dict[int, str]  # why the values of a leaf were not compared
+    bars: dict[int, Bars]  # the magnitudes of both sides if values differ; see `magnitudes`
+    layers: Mapping[int, Sequence[int]] = {}  # that differ in an array of all layers
+    n_trees: int = 1  # that were compared with the first
+    tree: int = 1  # the position of the other tree among the arguments
+    mapped: Sequence[Gap] = ()  # how arrays differ from those with other names in the other tree
+    matches: Sequence[Match] = ()  # the arrays of `mapped`
 
 
 def find_differences(

@@ -44,31 +44,21 @@ _COUNTS = ("n_outside", "n_nan", "nan_left", "nan_right")  # of elements
 
 @dataclass
 class ValueDifference:
-    """How the values of two arrays differ.
+    """How the values of two arrays differ."""
 
-    Attributes:
-      n: The number of elements.
-      n_outside: Of the elements that are NaN in neither, those with |left - right| > atol + rtol * |right|, and
-        different ones of which one is infinite.
-      max_abs, at, left, right: The greatest |left - right|, its index, and the two values there.
-      max_rel: The greatest |left - right| / |right|.
-      n_nan: The elements that are NaN in one of them alone, and `nan_at` the first of them.
-      nan_left, nan_right: The number of NaN in each.
-      is_transpose: The right array is the left one transposed.
-    """
-
-    n: int
+    n: int  # elements
+    # Elements that are NaN in neither, with |left - right| > atol + rtol * |right|, or different and one is infinite
     n_outside: int = 0
-    max_abs: float = 0.0
-    at: Index = ()
-    left: Any = None
+    max_abs: float = 0.0  # the greatest |left - right|
+    at: Index = ()  # its index
+    left: Any = None  # the two values there
     right: Any = None
-    max_rel: float = 0.0
-    n_nan: int = 0
-    nan_at: Index = ()
-    nan_left: int = 0
+    max_rel: float = 0.0  # the greatest |left - right| / |right|
+    n_nan: int = 0  # elements that are NaN in one of them alone
+    nan_at: Index = ()  # the first of these
+    nan_left: int = 0  # the number of NaN in each
     nan_right: int = 0
-    is_transpose: bool = False
+    is_transpose: bool = False  # the right array is the left one transposed
 
     def take(self, other: ValueDifference) -> None:
         """Merge the differences in another part of the arrays."""

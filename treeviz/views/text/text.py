@@ -112,15 +112,12 @@ def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs
 
 
 class LeftOut:
-    """The texts for children that are not shown: "… 12 more (34 leaves, 1.2 MB)", "… 12 inside".
-
-    Attributes:
-      closed: Indices into the shown rows: the nodes that show none of their children.
-    """
+    """The texts for children that are not shown: "… 12 more (34 leaves, 1.2 MB)", "… 12 inside"."""
 
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
         self._table, self._truncated, self._dots = table, truncated, dots
         shows_some = _shows_some(truncated, table.parent[truncated.rows])
+        # Indices into the shown rows: the nodes that show none of their children
         self.closed = ((truncated.n_left_out > 0) & ~shows_some).nonzero()[0]
         if not truncated.n_left_out.any():
             return
