@@ -18,7 +18,7 @@ from treeviz.analysis.compare.values import (
 )
 from treeviz.analysis.stats.arrays import once
 from treeviz.tree.stored import Refused, Stored
-from treeviz.tree.text import error_text
+from treeviz.tree.text import array_bytes, error_text
 
 _MOST_BYTES = 1 << 31  # of an array that is transposed, stacked or joined, which is read as a whole
 _MOST_SORTED = 1 << 26  # elements
@@ -97,7 +97,7 @@ class Values:
     def varies(self, side: int, row: int) -> bool:
         """Whether an array has different values, so that another one with the same is no coincidence."""
         digest, array = self.digests(side, row), self.node(side, row)
-        if digest is None or array.nbytes > _MOST_BYTES:
+        if digest is None or array_bytes(array) > _MOST_BYTES:
             return False
         return self.digest(in_memory(array).reshape(-1)[:1]) * array.size % 2**64 != int(digest[0])
 
@@ -185,7 +185,7 @@ class Values:
 
 def in_memory(array: Any) -> np.ndarray:
     """An array in memory or in a file as a NumPy array; a view where that is possible."""
-    if array.nbytes > _MOST_BYTES:
+    if array_bytes(array) > _MOST_BYTES:
         raise CannotCompare(f"it has more than {_MOST_BYTES >> 30} GiB in another layout")
     return np.asarray(array) if type(array) is Stored else whole_array(array)
 
