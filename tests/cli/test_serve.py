@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -183,3 +184,19 @@ def test_an_inspector_serves_the_file_that_it_keeps(tmp_path, monkeypatch):
     text, ends = "treeviz: Address already in use", True
     with pytest.raises(OSError, match="the server did not start: treeviz: Address already in use"):
         inspector.serve()
+
+
+def test_a_page_that_stops_reading_holds_nothing_up():
+    async def publish_to(streams):
+        channel = starlette._Channel()
+        channel.streams = streams
+        for n in range(3 * starlette.MOST_WAITING):
+            channel.publish("message", {"n": n}, [])
+        await asyncio.sleep(0)
+        return [stream.qsize() for stream in streams]
+
+    async def both():
+        reads, stopped = asyncio.Queue(), asyncio.Queue(starlette.MOST_WAITING)
+        return await publish_to({reads: None, stopped: None})
+
+    assert asyncio.run(both()) == [3 * starlette.MOST_WAITING, starlette.MOST_WAITING]
