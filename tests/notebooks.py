@@ -67,6 +67,8 @@ def check_views(notebook) -> None:
             elif "text/html" in output.get("data", {}):
                 views += 1
                 assert "data-treeviz" in output.data["text/html"]
-                assert re.search(r" leaves( ·|\n)| differences?: ", output.data["text/plain"])
+                assert re.search(
+                    r" leaves( ·|\n)| differences?: | parameters are trained| FLOPs: ", output.data["text/plain"]
+                )
                 assert "\x1b" not in output.data["text/plain"]
     assert views
