@@ -246,12 +246,23 @@ def spread_back(visits: Sequence[tuple[Any, Sequence[Known], Followed[Known]]]) 
     By the id of the followed jaxpr and the variable.
     """
     found: dict[tuple[int, Any], Spec] = {}
+    made_in: dict[tuple[int, Any], tuple[int, Any]] = {}  # the same value in the jaxpr of a call
+
+    def divide(inside: int, x: Any, spec: Spec) -> None:
+        while found.setdefault((inside, x), spec) is spec and (inside, x) in made_in:
+            inside, x = made_in[inside, x]
+
+    for eqn, _, inside in visits:
+        if eqn.primitive.name in CALLS:
+            (inner,) = inside.inside[id(eqn)]
+            pairs = zip(eqn.outvars, inner.jaxpr.outvars, strict=True)
+            made_in.update({(id(inside), v): (id(inner), x) for v, x in pairs if not isinstance(x, Literal)})
     for eqn, operands, inside in reversed(visits):
         for v in eqn.outvars if is_fusible(eqn) else ():
             spec = inside.read(v).spec or found.get((id(inside), v), ())
             for x, known in zip(eqn.invars, operands, strict=True) if any(spec) else ():
                 if not any(known.spec) and not isinstance(x, Literal) and x.aval.shape == v.aval.shape:
-                    found.setdefault((id(inside), x), spec)
+                    divide(id(inside), x, spec)
     return found
 
 
