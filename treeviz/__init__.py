@@ -30,6 +30,8 @@ if _TYPE_CHECKING:
     from treeviz.reader import read as read
     from treeviz.steps.compiles.forecast import forecast as forecast
     from treeviz.steps.compiles.watch import watch_compiles as watch_compiles
+    from treeviz.steps.cost import StepCost as StepCost
+    from treeviz.steps.cost import cost as cost
     from treeviz.steps.findings.finding import Finding as Finding
     from treeviz.steps.findings.finding import Thresholds as Thresholds
     from treeviz.steps.measure import measure as measure
