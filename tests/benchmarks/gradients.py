@@ -64,9 +64,11 @@ EVERY_STEP, EVERY_SHORT_STEP, SHORT_MS, EVERY_10TH = 1.35, 1.5, 0.2, 1.05  # of 
 TIMES_LESS, FIRST_STEP = 3.0, 1.3
 SLOW = {"callback per leaf", CALLBACK, "NumPy on the host"}  # shorter blocks do, in which their numbers arrive
 ALWAYS = (PLAIN, WATCH, EVERY_10, ALONE, COPY, BY_HAND)
+ACTIVATIONS, OF_ACTIVATIONS, FIRST_OF_ACTIVATIONS = "watch, activations", {"mlp": 1.25, "transformer": 1.05}, 1.5
 ONCE = {name: (*VARIANTS,) if name == "mlp" else (*ALWAYS, CALLBACK) for name in MODELS}  # in the first process
+ONCE["transformer"] += (ACTIVATIONS,)
 STEPS = list(dict.fromkeys(("mlp", *PUBLISHED, *MODELS)))  # those that take long come last
-FIRST_STEPS_OF = (PLAIN, WATCH, "measure and record", CALLBACK)
+FIRST_STEPS_OF = (PLAIN, WATCH, "measure and record", CALLBACK)  # in the cache
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}  # of glibc
 BLOCK_S, MOST_STEPS = 0.01, 40  # of a block
 FEWEST_ROUNDS, BLOCKS_S = 3, 6.0  # in a process
@@ -359,6 +361,10 @@ def _goals(name: str, processes: Measured) -> list[Goal]:
         callback, watch = (_ratio(processes[:1], variant, by) for variant in (CALLBACK, WATCH))
         return callback and watch and _figure([(callback.median - 1) / max(watch.median - 1, 0.01)])
 
+    def beyond(by: str) -> Figure | None:
+        more, watch = (_ratio(processes[:1], variant, by) for variant in (ACTIVATIONS, WATCH))
+        return more and watch and _figure([1 + more.median - watch.median])
+
     by_hand = BY_HAND, None, _ratio(processes, BY_HAND, "first")
     first = _ratio(processes, WATCH, "first")
     goals = [
@@ -366,6 +372,11 @@ def _goals(name: str, processes: Measured) -> list[Goal]:
         Goal(f"{name}: {EVERY_10}", every_10, *of(EVERY_10), floors=tuple((v, *of(v)) for v in (ALONE, COPY))),
         Goal(f"{name}: first step", FIRST_STEP, None, first, floors=(by_hand,)),
     ]
+    if ACTIVATIONS in processes[0]:
+        limit = OF_ACTIVATIONS[name]
+        goals.append(Goal(f"{name}: {ACTIVATIONS}, beyond every step", limit, beyond("wall"), beyond("cpu")))
+        first = _ratio(processes[:1], ACTIVATIONS, "first")
+        goals.append(Goal(f"{name}: {ACTIVATIONS}, first step", FIRST_OF_ACTIVATIONS, None, first))
     if CALLBACK in processes[0]:
         what = f"{name}: overhead of {CALLBACK}, by watch's"
         goals.append(Goal(what, TIMES_LESS, less("wall"), less("cpu"), at_least=True))

@@ -544,12 +544,18 @@ def activation_parts(
       features: The axes of the features, of which those are counted that are zero or the same in all examples.
       n_rows: x holds indices of so many rows, and nothing but the rows that are read is counted.
     """
+    words, rows = _activation(x, statistics, features, n_rows, jax.default_backend() == "cpu")
+    return ActivationParts(words, rows or None, -x.size % _N_ROWS)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))  # traced and lowered once for all values of a shape
+def _activation(x, statistics, features, n_rows, is_cpu) -> tuple[dict[str, jax.Array], tuple[jax.Array, ...]]:
     x, words = lax.stop_gradient(x), dict[str, jax.Array]()
     if n_rows is not None:
         if "rows_read" in statistics:
             is_read = jnp.zeros(n_rows, jnp.uint32).at[x.reshape(-1)].set(np.uint32(1), mode="drop")
             words["rows_read"] = jnp.sum(is_read, dtype=jnp.uint32)
-        return ActivationParts(words)
+        return words, ()
     x = as_real(x)
     if features is not None:
         others = tuple(axis for axis in range(x.ndim) if axis not in features)
@@ -561,11 +567,10 @@ def activation_parts(
             words["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
             n = STATISTICS["dead_at"].n_bins
             words["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
-    is_cpu = jax.default_backend() == "cpu"
     if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32 and x.size < _N_ROWS * _HALF) or is_sharded(x):
         zeros = jnp.sum(as_words(magnitude(x) == 0), dtype=jnp.uint32)
         whole = _rows_of(_in_rows(x[None]), (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
-        return ActivationParts({**words, **dict(zip(("first", *LIGHT), whole, strict=True)), "zeros": zeros})
+        return {**words, **dict(zip(("first", *LIGHT), whole, strict=True)), "zeros": zeros}, ()
     n_padded = -x.size % _N_ROWS
     x = lax.reshape(x, (x.size,))
     x = lax.pad(x, np.float32(0), [(0, n_padded, 0)]) if n_padded else x
@@ -575,7 +580,7 @@ def activation_parts(
     counts = lax.select(is_finite, zeros, lax.full_like(zeros, 1))
     terms = [("sum", lax.square(_as_float64(finite))), ("max", magnitude(finite)), ("sum", counts)]
     terms = [(operation, lax.reshape(term, (_N_ROWS, x.size // _N_ROWS))) for operation, term in terms]
-    return ActivationParts(words, tuple(reduced_together(terms, (1,))), n_padded)
+    return words, tuple(reduced_together(terms, (1,)))
 
 
 def activation_rows(parts: Sequence[ActivationParts], statistics: tuple[str, ...]) -> jax.Array:

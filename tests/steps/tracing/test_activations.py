@@ -101,7 +101,8 @@ def model(p, ids):
         return jax.nn.relu(y), (x, z, y)
 
     h, (xs, zs, ys) = lax.scan(body, x, p["layers"])
-    logits = h @ p["embedding"].T
+    table = p["embedding"].T
+    logits = lax.cond(jnp.sum(h) > 1e6, lambda: 2 * (h @ table), lambda: h @ table)  # the second is the first branch
     return jnp.mean(logits**2), (x, xs, zs, ys, h, logits)
 
 
@@ -115,7 +116,7 @@ def test_the_numbers_are_those_of_numpy():
     params = {"embedding": draw(size=(11, 6)), "layers": {"b": draw(size=(3, 6)), "w": draw(size=(3, 6, 6)) / 3}}
     params["layers"]["b"][0, 1::3] = -100.0  # dead
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    inspector, own = tv.GradientInspector(activations=True, heavy_every=2, every=1), params
+    inspector, own = tv.GradientInspector(activations=True, heavy_every=2, updates=False), params
     step = inspector.watch(update)
     for _ in range(3):
         x, xs, zs, ys, h, logits = jax.jit(model)(params, IDS)[1]

@@ -325,7 +325,7 @@ def _feed(
             whole = into.setdefault(name, np.full(shape, -1 if statistic.is_count else np.nan, statistic.dtype))
             if whole.shape[:2] == values.shape[:2]:
                 # Of a conditional the branches that are not taken have no numbers.
-                whole[:, :, entries.T] = np.where(values >= 0, values, whole[:, :, entries.T])
+                np.fmax.at(whole, (slice(None), slice(None), entries.T), values)
 
 
 def _members_as_leaves(name: str, values: np.ndarray, is_joined: bool) -> np.ndarray:
