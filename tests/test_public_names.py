@@ -136,6 +136,8 @@ def test_every_public_method_says_what_it_is_for_and_its_example_runs(tmp_path, 
     step, params, x, y = (scope[name] for name in ("update", "params", "x", "y"))
     scope["svi"] = SimpleNamespace(run=lambda *_: jax.jit(step.__wrapped__)(params, x, y))
     scope["key"], scope["update"] = None, inspector.watch(step)
+    # tests/cli/test_serve.py starts a process.
+    monkeypatch.setattr("treeviz.inspector.served.Server", lambda path, port: SimpleNamespace(close=path.exists))
     examples = {name: code for name, text in documented.items() if (code := example(text))}
     assert {"GradientInspector.record", "GradientInspector.watching", "TreeTable.find"} <= set(examples)
     for name in sorted(examples, key="GradientInspector.reset".__eq__):  # which leaves nothing to show

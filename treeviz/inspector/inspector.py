@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -551,9 +553,11 @@ class GradientInspector:
         from treeviz.inspector.served import Server
 
         journal = self._recorder.history.journal
-        folder = None if journal is not None else TemporaryDirectory(prefix="treeviz-")
-        path = journal.path if folder is None else self.keep(Path(folder.name) / "run.treeviz")
-        return Server(path, port, folder)
+        if journal is not None:
+            return Server(journal.path, port)
+        folder = mkdtemp(prefix="treeviz-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return Server(self.keep(Path(folder) / "run.treeviz"), port)
 
     def log_to(self, target: Any, *, every: int | None = None) -> RunLog:
         """Log measurements and findings to an experiment logger from now on, in a background thread.

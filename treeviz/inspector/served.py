@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
@@ -180,8 +179,8 @@ class Server:
       url: The address of the run. Whoever has it can read the run.
     """
 
-    def __init__(self, path: Path, port: int | None, folder: TemporaryDirectory | None = None) -> None:
-        self._folder, self._reading = folder, None
+    def __init__(self, path: Path, port: int | None) -> None:
+        self._reading: threading.Thread | None = None
         command = [sys.executable, "-P", "-m", "treeviz", "serve", str(path.absolute()), "--until-eof"]
         command += [] if port is None else ["--port", str(port)]
         pipe = subprocess.PIPE
@@ -209,8 +208,6 @@ class Server:
             self._reading.join()
         for pipe in filter(None, (self._process.stdin, self._process.stderr)):
             pipe.close()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     def __repr__(self) -> str:
         return f"Server({self.url})"
