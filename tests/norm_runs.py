@@ -6,6 +6,7 @@ from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History
+from treeviz.steps.statistics import STATISTICS
 
 N_STEPS = 300
 
@@ -57,6 +58,62 @@ class Run:
             if self.histogram is not None and step % 50 == 0:
                 grads["histogram"] = self.histogram
             numbers = {"grads": grads, "params": {"norm": self.params[step]}, "updates": {"norm": self.updates[step]}}
+            history.append(step, numbers)
+        return history
+
+    def findings(self, **how) -> list[Finding]:
+        return findings(self.history(), **how)
+
+
+class ActivationRun:
+    """A run of an embedding and layers of 64 ReLU units with their inputs and outputs; a test bends these numbers."""
+
+    N_UNITS, N_LAYERS, LISTED = 64, 6, 10  # every so many steps, the first dead units are listed
+
+    def __init__(self, *, seed=0, n_steps=100, n_examples=32):
+        self.rng, self.n_steps = np.random.default_rng(seed), n_steps
+        self.paths = ["['embed']", *[f"['l{i}']['{key}']" for i in range(self.N_LAYERS) for key in "bw"]]
+        self.forward = ["['embed']", *[f"['l{i}']['{key}']" for i in range(self.N_LAYERS) for key in "wb"]]
+        self.at = {path: leaf for leaf, path in enumerate(self.paths)}
+        shape = n_steps, len(self.paths)
+        self.is_weight = np.array(["'w'" in path for path in self.paths])
+        self.levels = {role: np.exp(self.rng.normal(0, 0.1, shape)) for role in ("inputs", "outputs")}
+        self.bad = {role: np.zeros(shape, np.int64) for role in ("grads", "inputs", "outputs")}
+        self.largest = np.full(shape, 4.0)
+        # Each unit is zero for half of the examples, and for all of them by chance alone.
+        self.is_dead = self.rng.random((*shape, self.N_UNITS)) < 0.5**n_examples
+        self.constant = np.full(shape, self.N_UNITS if n_examples == 1 else 0)
+        self.dead_in_other_use: np.ndarray | None = None  # counts, of each leaf
+        self.rows_read = self.rng.integers(300, 400, n_steps)
+        self.grads = np.exp(self.rng.normal(0, 0.1, shape))
+
+    def history(self) -> History:
+        n = len(self.paths)
+        grads = source("grads", dict.fromkeys(self.paths, 1000))
+        features = [1000, *[self.N_UNITS if is_weight else 1 for is_weight in self.is_weight[1:]]]
+        inputs = source("inputs", dict(zip(self.paths, features, strict=True)))
+        history = History([grads, inputs, inputs._replace(name="outputs", sizes=(1,) * n)])
+        if self.dead_in_other_use is not None:
+            history.add_sources([inputs._replace(name="inputs #2")], 1 << 20)
+        history.forward["grads"] = tuple(self.forward)
+        for step in range(self.n_steps):
+            numbers = {"grads": {"norm": self.grads[step], "nonfinite": self.bad["grads"][step]}}
+            for role, levels in self.levels.items():
+                numbers[role] = {"rms": levels[step], "nonfinite": self.bad[role][step], "max_abs": self.largest[step]}
+            inputs = numbers["inputs"]
+            inputs["rms"] = np.where(self.at["['embed']"] == np.arange(n), np.nan, inputs["rms"])
+            inputs["dead"] = np.where(self.is_weight, self.is_dead[step].sum(axis=1), -1)
+            if self.dead_in_other_use is not None:
+                numbers["inputs #2"] = {"rms": inputs["rms"], "dead": self.dead_in_other_use}
+            if step % self.LISTED == 0:
+                constant = np.maximum(self.constant[step], inputs["dead"])
+                inputs["constant"] = np.where(self.is_weight, constant, -1)
+                if self.dead_in_other_use is not None:
+                    numbers["inputs #2"]["constant"] = self.dead_in_other_use
+                inputs["rows_read"] = np.where(np.arange(n) == 0, self.rows_read[step], -1)
+                n_listed = STATISTICS["dead_at"].n_bins
+                listed = [(np.flatnonzero(dead) + 1)[:n_listed].tolist() for dead in self.is_dead[step]]
+                inputs["dead_at"] = np.array([units + [0] * (n_listed - len(units)) for units in listed])
             history.append(step, numbers)
         return history
 

@@ -50,6 +50,26 @@ def dead_activation_hint(tree: Searched) -> str:
     )
 
 
+def zero_input(tree: Searched, leaves: Sequence[int] = (), start: int = 0) -> str:
+    """Names the first layer that outputs only zeros, at or after those leaves; "" if none does, or none is measured."""
+    uses, since = [use for use in tree.uses("inputs") if use.has("dead")], tree.norm.begins[start]
+    if not uses or any(use.source.paths != tree.source.paths for use in uses):
+        return ""
+    is_measured = np.any([use.source.has_number for use in uses], axis=0)
+    is_read = np.any([np.nan_to_num(use.norm.high[use.norm.ends >= since]).any(axis=0) for use in uses], axis=0)
+    is_zero = np.any([use.history.values(use.name, "dead").latest[-1] > 0 for use in uses], axis=0) & ~is_read
+    order = sorted(np.flatnonzero(is_measured).tolist(), key=lambda leaf: tree.positions[leaf])
+    from_here = min(tree.positions[list(leaves) or order])
+    pairs = (pair for pair in itertools.pairwise(order) if is_zero[pair[1]] and tree.positions[pair[1]] >= from_here)
+    if (found := next(pairs, None)) is None:
+        return ""
+    return (
+        f"All units between {tree.path(found[0])} and {tree.path(found[1])} are zero for every example, so no gradient "
+        "passes them. ReLU units die where their inputs are negative: try a lower learning rate, a leaky activation or "
+        "another initialisation."
+    )
+
+
 def dead_branch(tree: Searched, run: Sequence[int]) -> tuple[list[str], str] | None:
     """The paths of the nodes in which every trained leaf is dead, and the advice, if gradients bypass them; else None.
 
@@ -128,6 +148,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
             "an argnums that names something else, or a comparison or rounding on the way."
             if tree.cut_off[trained].all()
             else _zero_factors(tree, np.flatnonzero(trained).tolist())
+            or zero_input(tree)
             or f"{dead_activation_hint(tree)}Look for a dead layer that everything passes through, such as a ReLU "
             "far below zero, a saturated sigmoid or a softmax of one number; for a mask that leaves nothing; and for a "
             "loss that underflows. tv.tap on the outputs of layers shows where.",
@@ -277,7 +298,7 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
         return tree.finding(
             "dead", run[0], (("steps", n_zero),),
             f"{what}{tree.name}{listed(paths)} {_were(run)} {zero}.",
-            advice, run, times, Rank.LEAF_ENDS, first=first,
+            zero_input(tree, run, start) or advice, run, times, Rank.LEAF_ENDS, first=first,
         )  # fmt: skip
     cause = _last_layer_with_bias(tree, run)
     run = [*cause, *(leaf for leaf in run if leaf not in cause)]
@@ -288,15 +309,15 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
             "The layers after it pass zeros on, since their biases are zero. So the cause is this layer or a later "
             "one: tv.tap on their outputs shows which. "
         )
-    elif not set(run) <= set(layer):
+    elif not set(run) <= set(layer) and not tree.uses("inputs"):
         reason += (
             "The cause may be an earlier one: a layer without a bias, or with a bias of zero, passes zeros on. tv.tap "
             "on their outputs shows which. "
         )
     if tree.norm.high[start:, layer].any():
         reason = "Other leaves of its layer have gradients, so its input may be zero. "
-    if factors := _zero_factors(tree, run):
-        reason = factors
+    if known := _zero_factors(tree, run) or zero_input(tree, run, start):
+        reason = known
     elif start:
         reason += (
             "ReLU units may be dead: their inputs are negative for every example. Try a lower learning rate, a leaky "

@@ -6,29 +6,33 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from treeviz.steps.findings import dead, nonfinite, norms
+from treeviz.steps.findings import activations, dead, nonfinite, norms
 from treeviz.steps.findings.finding import SCALARS, Finding, Rank, Searched, Thresholds, digits_text
 from treeviz.steps.findings.nonfinite import scalar_findings, with_batch
 from treeviz.steps.recording.history import History
-from treeviz.steps.statistics import StopTraining, is_beside, kind_of, natural, result_kind, sibling_name
+from treeviz.steps.statistics import ROLES, StopTraining, is_beside, kind_of, natural, result_kind, sibling_name
 
 Check = Callable[[Searched], Iterator[Finding]]
 
-# For each kind, the function that yields the findings of one source.
-CHECKS: dict[str, Check] = {
-    "nonfinite": nonfinite.nonfinite_results,
-    "exploding": norms.exploding,
-    "result": nonfinite.other_results,
-    "drift": nonfinite.drifting,
-    "dead": dead.dead,
-    "frozen": nonfinite.frozen_results,
-    "vanishing": norms.vanishing,
-    "imbalance": norms.imbalance,
-    "spike": norms.spikes,
-    "ratio": norms.ratio,
-    "underflow": nonfinite.underflow,
-    "clipping": norms.clipping,
-    "redundant": norms.redundant,
+# For each kind, the functions that yield the findings of one source.
+CHECKS: dict[str, Sequence[Check]] = {
+    "nonfinite": (nonfinite.nonfinite_results, activations.nonfinite),
+    "exploding": (norms.exploding,),
+    "result": (nonfinite.other_results,),
+    "drift": (nonfinite.drifting,),
+    "dead": (dead.dead, activations.dead),
+    "frozen": (nonfinite.frozen_results,),
+    "vanishing": (norms.vanishing,),
+    "imbalance": (norms.imbalance,),
+    "spike": (norms.spikes,),
+    "ratio": (norms.ratio,),
+    "underflow": (nonfinite.underflow,),
+    "clipping": (norms.clipping,),
+    "redundant": (norms.redundant,),
+    "collapsed": (activations.collapsed,),
+    "saturated": (activations.saturated,),
+    "signal": (activations.signal,),
+    "unread": (activations.unread,),
 }
 _CAUSES = ("nonfinite", "exploding")  # of other findings
 _SOON = 25  # steps from a jump of the updates to what follows from it, or from zeros to NaN of one cause
@@ -79,7 +83,7 @@ def findings(
     forward_of = forward if isinstance(forward, Mapping) else dict.fromkeys(names, forward)
     trees = [Searched(history, name, thresholds, forward_of.get(name)) for name in names]
     wanted = frozenset(CHECKS) if kinds is None else check_kinds(kinds, "findings")
-    checks = [check for kind, check in CHECKS.items() if kind in wanted or kind in _CAUSES]
+    checks = [check for kind, checks in CHECKS.items() if kind in wanted or kind in _CAUSES for check in checks]
     all_findings = [finding for check in checks for tree in trees for finding in check(tree)]
     all_findings += scalar_findings(history, thresholds)
     causes = [item for item in all_findings if item.kind in _CAUSES or norms.JUMP in dict(item.numbers)]
@@ -89,7 +93,7 @@ def findings(
         for item in all_findings
         if item.kind in wanted and not any(_is_caused_by(item, cause, apart[id(cause)]) for cause in causes)
     ]
-    reported = _joined_spikes(reported, apart)
+    reported = _joined_spikes(_without_dead_inputs(reported), apart)
     gradient_identities = {_identity(item, history) for item in reported if kind_of(item.source) == "grads"}
     found = []
     for item in sorted(reported, key=_sort_key):
@@ -119,6 +123,8 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
     if cause.kind == "exploding":
         return finding.kind == "spike" and finding.source == cause.source and finding.until >= cause.first
     grads = sibling_name(finding.source, "grads")
+    if finding.kind == cause.kind == "nonfinite" and {kind_of(finding.source), kind_of(cause.source)} & {*ROLES}:
+        return kind_of(finding.source) not in ROLES and cause.first <= finding.first  # the forward pass comes first
     if cause.severity == "info":  # steps that the optimizer skipped
         return finding.kind == "nonfinite" and is_beside(finding.source) and cause.source == grads
     if finding.kind == "dead" and finding.severity != "info" and cause.kind == "nonfinite":
@@ -135,6 +141,17 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
         is_received = cause.source == sibling_name(grads, "received")
         return cause.first <= finding.first if is_of_gradients else is_received and cause.first < finding.first
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
+
+
+def _without_dead_inputs(found: list[Finding]) -> list[Finding]:
+    """The findings, without those about dead units whose reader has no gradient either: that finding names them."""
+    without = [item for item in found if item.kind == "dead" and kind_of(item.source) == "grads"]
+
+    def is_named(item: Finding) -> bool:
+        grads = sibling_name(item.source, "grads")
+        return any(grads == dead.source and (item.leaf in dead.leaves or not dead.leaves) for dead in without)
+
+    return [item for item in found if item.kind != "dead" or kind_of(item.source) != "inputs" or not is_named(item)]
 
 
 def _joined_spikes(found: list[Finding], apart: Mapping[int, int]) -> list[Finding]:

@@ -15,6 +15,7 @@ from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
 from treeviz.steps.statistics import (
     is_beside,
+    kind_of,
     layer_by_layer,
     natural,
     result_kind,
@@ -57,8 +58,9 @@ class Finding:
 
     Attributes:
       kind: "nonfinite", "exploding", "result", "vanishing", "dead", "drift", "frozen", "spike", "imbalance", "ratio",
-        "underflow", "clipping", "redundant".
-      source: The name of the tree: "grads", "updates", "loss result"; "scalars" for scalars from `record_scalars`.
+        "underflow", "clipping", "redundant"; of activations alone, "collapsed", "saturated", "signal", "unread".
+      source: The name of the tree: "grads", "updates", "loss result"; "inputs" and "outputs" for activations; "scalars"
+        for scalars from `record_scalars`.
       path: The key path of the leaf that is the cause or the worst; "" for the whole tree. For a scalar, its name.
       leaf: The index of that leaf in JAX's order; -1 for the whole tree.
       first, until: The first and the last step of the finding; a step is a call.
@@ -124,6 +126,12 @@ class Thresholds:
         float16.
       clipping: The fraction of the steps in which clipping changes the gradients. A bound that is active in every step
         only rescales the learning rate.
+      dead_units: The fraction of a layer's units that are zero for every example. Healthy ReLU networks have up to a
+        half in narrow layers, so the square root of the number of units is added to it.
+      saturated: The root mean square of activations between -1 and 1. Healthy tanh networks stay below 0.8.
+      signal: The factor by which activations grow or vanish from the first to the last layer, if they do so from layer
+        to layer. K. He et al. ("Delving Deep into Rectifiers", ICCV 2015) scale weights so that it is near 1.
+      unread: The fraction of the rows of an embedding that are not read, if each step reads equally many.
       expected_frozen: Globs of key paths, `"layers/*/kernel"`, of leaves that are meant to stay as they are, or of
         nodes above them: these are not checked for gradients or updates of zero.
     """
@@ -141,6 +149,10 @@ class Thresholds:
     ratio_size: int = 1024
     underflow: float = 0.05
     clipping: float = 0.95
+    dead_units: float = 0.5
+    saturated: float = 0.95
+    signal: float = 1000.0
+    unread: float = 0.5
     expected_frozen: str | Sequence[str] = ()
 
 
@@ -185,6 +197,11 @@ class Searched:
     def sibling(self, kind: str) -> Searched:
         """The tree of another kind in the same step, which may not be measured."""
         return replace(self, name=sibling_name(self.name, kind))
+
+    def uses(self, *kinds: str) -> list[Searched]:
+        """Trees of the inputs or outputs of the same parameters: of the first use, the second …"""
+        grads, uses = self.sibling("grads").name, [replace(self, name=name) for name in self.history.sources]
+        return [use for use in uses if kind_of(use.name) in kinds and use.sibling("grads").name == grads]
 
     def has(self, statistic: str) -> bool:
         return (self.name, statistic) in self.history.tracks

@@ -28,7 +28,7 @@ from treeviz.steps.findings.finding import (
 )
 from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.history import Batch, History, occurs_in
-from treeviz.steps.statistics import kind_of, result_kind
+from treeviz.steps.statistics import ROLES, kind_of, result_kind
 from treeviz.tree.text import visible
 
 # Steps with NaN or infinity that the optimizer skipped, as a dynamic loss scale does when the gradients overflow.
@@ -94,7 +94,7 @@ def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
         return found
     others = [x.source for x in first[1:]]
     also = f" So were values of {listed(others)}." if others else ""
-    advice = first[0].advice.removesuffix(_LOCATE).strip() if GROWN in dict(first[0].numbers) else origin.advice
+    advice = first[0].advice.removesuffix(LOCATE).strip() if GROWN in dict(first[0].numbers) else origin.advice
     located = replace(first[0], sentence=f"{first[0].sentence}{also} Origin: {origin.text}", advice=advice)
     return [located if x is first[0] else x for x in found if x not in first[1:]]
 
@@ -180,7 +180,7 @@ def batch_text(batch: Batch) -> str:
     return shown if batch.n <= _MOST_IDS else f"{shown}, … of {batch.n:,}"
 
 
-_LOCATE = (
+LOCATE = (
     "inspector.locate_nan() names the operation and its line, if GradientInspector(keep_inputs=True) kept the inputs "
     "of the step."
 )
@@ -239,7 +239,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         "nonfinite", leaf,
         (("numbers", n), ("leaves at first", len(leaves)), ("leaves in all", len(affected)), *why.numbers),
         f"{why.before}{sentence}{why.after if skipped is None else skipped.text}",
-        f"{why.advice or (BAD_UPDATE if kind_of(tree.name) == 'updates' else reason)} {_LOCATE}",
+        f"{why.advice or (BAD_UPDATE if kind_of(tree.name) == 'updates' else reason)} {LOCATE}",
         affected, rank=Rank.NOT_FINITE, first=bad.first, until=bad.until,
     )  # fmt: skip
 
@@ -477,7 +477,7 @@ def _first_nonfinite(tree: Searched) -> _NonFinite | None:
 def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     """The first step with NaN or infinity in a tree, in the loss or in new parameters."""
     kind = result_kind(tree.name)
-    if not kind:
+    if not kind and kind_of(tree.name) not in ROLES:
         yield from nonfinite(tree)
     bad = _first_nonfinite(tree) if kind not in ("", "other", "unchanged") else None
     if bad is None:
@@ -502,7 +502,7 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
     yield tree.finding(
         "nonfinite", bad.leaves[0], (("numbers", bad.n), ("leaves at first", len(bad.leaves)), *why.numbers),
         f"{why.before}{subject} {what} {bad.when}, while all gradients were finite: {reason}",
-        f"{advice} {_LOCATE}", bad.leaves, rank=Rank.NOT_FINITE, first=bad.first, until=bad.until,
+        f"{advice} {LOCATE}", bad.leaves, rank=Rank.NOT_FINITE, first=bad.first, until=bad.until,
     )  # fmt: skip
 
 
@@ -528,7 +528,7 @@ def other_results(tree: Searched) -> Iterator[Finding]:
         "result", bad.leaves[0], (("numbers", bad.n), ("steps", n_steps)),
         f"A result of the step{_paths_text([*map(tree.path, bad.leaves)])} was {_what(tree, bad)} {bad.when}{rest}. It "
         "is not the loss, and all gradients of that step were finite.",
-        f"A metric may be NaN by design, like the mean of no values. If it should not be: {_LOCATE}",
+        f"A metric may be NaN by design, like the mean of no values. If it should not be: {LOCATE}",
         bad.leaves, rank=Rank.UNUSUAL if is_lasting else Rank.INFORMATION, first=first, until=bad.until,
     )  # fmt: skip
 

@@ -213,7 +213,7 @@ def _skip(ends: set[int], tests: list) -> set[int]:
 # The reserved field names of queries, and suggestions for unknown ones
 
 ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth")
-ALIASES = {"params": "elements", "parameters": "elements", "nbytes": "bytes"}
+ALIASES = {"params": "elements", "parameters": "elements", "nbytes": "bytes", "dead": "inputs_dead"}
 _MOST_NAMES = 10_000  # keys, for suggestions
 _NEAR = {"size": ("bytes", "elements"), "memory": ("bytes",), "count": ("elements",)}  # what others call a column
 # The columns of `analysis.stats.columns.value_statistics`, computed on request.

@@ -194,7 +194,9 @@ function flaggedByValues(tree, word) {
   return found;
 }
 
-const ALIASES = new Map([["params", "elements"], ["parameters", "elements"], ["nbytes", "bytes"]]);
+const ALIASES = new Map([
+  ["params", "elements"], ["parameters", "elements"], ["nbytes", "bytes"], ["dead", "inputs_dead"],
+]);
 const columnOf = (tree, field) =>
   tree.columns.find(({ name, isNumber }) => isNumber && name.toLowerCase() === (ALIASES.get(field) ?? field));
 
