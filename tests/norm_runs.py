@@ -68,7 +68,8 @@ class Run:
 class ActivationRun:
     """A run of an embedding and layers of 64 ReLU units with their inputs and outputs; a test bends these numbers."""
 
-    N_UNITS, N_LAYERS, LISTED = 64, 6, 10  # every so many steps, the first dead units are listed
+    N_UNITS, N_LAYERS = 64, 6
+    LISTED = 10  # every so many steps, the first dead units are listed; 0: never
 
     def __init__(self, *, seed=0, n_steps=100, n_examples=32):
         self.rng, self.n_steps = np.random.default_rng(seed), n_steps
@@ -105,7 +106,7 @@ class ActivationRun:
             inputs["dead"] = np.where(self.is_weight, self.is_dead[step].sum(axis=1), -1)
             if self.dead_in_other_use is not None:
                 numbers["inputs #2"] = {"rms": inputs["rms"], "dead": self.dead_in_other_use}
-            if step % self.LISTED == 0:
+            if self.LISTED and step % self.LISTED == 0:
                 constant = np.maximum(self.constant[step], inputs["dead"])
                 inputs["constant"] = np.where(self.is_weight, constant, -1)
                 if self.dead_in_other_use is not None:

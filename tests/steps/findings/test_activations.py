@@ -22,6 +22,20 @@ def test_healthy_runs_have_none(n_examples):
         assert said(Run(seed=seed, n_examples=n_examples)) == []
 
 
+def test_without_lists_of_units_their_number_must_be_steady():
+    for n_examples in (1, 2, 32):
+        run = Run(n_examples=n_examples)
+        run.LISTED = 0
+        assert said(run) == []
+        run.is_dead |= np.random.default_rng(1).random(run.is_dead.shape) < 0.9  # sparse, but not the same units
+        assert said(run) == []
+    run = Run()
+    run.LISTED = 0
+    run.is_dead[FROM:, [run.at["['l2']['w']"], run.at["['l3']['w']"]], 10:60] = True
+    (found,) = run.findings()
+    assert found.sentence.startswith("50 of 64 units that ['l2']['w'] reads are zero for every example since step 40.")
+
+
 def test_few_dead_units_are_usual():
     run = Run()
     run.is_dead[:, :, :30] = True

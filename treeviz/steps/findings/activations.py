@@ -25,6 +25,7 @@ from treeviz.steps.statistics import ROLES, kind_of, result_kind
 
 Check = Callable[[Searched], Iterator[Finding]]
 _FEWEST_LISTS = 3  # measured steps that list the first dead features
+_FEWEST_COUNTS = 20  # the newest entries, if there are no such lists
 _BY_CHANCE = 0.1  # of the features that are in all lists, how many may be so by chance
 _DEEP = 4  # layers, the fewest whose activations have a trend
 _ONE_WAY = 0.8  # of the layers, which a trend goes through
@@ -92,7 +93,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
     for leaf in _in_order(tree, _read_units(tree) & (counts >= 0).any(axis=0)):
         n, units = tree.source.sizes[leaf], [numbers[numbers > 0].tolist() for numbers in lists.latest[:, leaf]]
         n_dead = _always_dead(counts[:, leaf], timeline, units, lists, n)
-        if is_over and (n_constant[:, leaf] == n).all():
+        if is_over and (n_constant[:, leaf] == n).any():
             continue  # behind a layer that passes on no example
         is_over |= n_dead == n
         if n_dead > n * tree.thresholds.dead_units + np.sqrt(n) or n_dead == n > 1:
@@ -130,6 +131,10 @@ def _always_dead(counts: np.ndarray, timeline: Timeline, units: list[list[int]],
     In a small batch many units are zero, others each time. So steps that list the first of them are compared: of units
     that are zero at random, more are in some lists than in all.
     """
+    if len(units) < _FEWEST_LISTS:  # the counts alone, which vary if the units are zero at random
+        latest = counts[-_FEWEST_COUNTS:]
+        share = latest.mean() / n
+        return int(latest.min()) if latest.var() <= n * share * (1 - share) / 4 else 0
     for k in range(_FEWEST_LISTS, len(units) + 1):
         end = min([numbers[-1] for numbers in units[-k:] if len(numbers) == lists.latest.shape[-1]], default=n)
         seen = Counter(number for numbers in units[-k:] for number in numbers if number <= end)
