@@ -156,7 +156,12 @@ class Closing:
         self._item.close()
 
 
-def test_what_is_not_there_is_an_error(tmp_path, capsys):
+def test_what_is_not_there_is_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "treeviz.integrations.starlette")
+    assert main(["serve", str(tmp_path)]) == TROUBLE
+    assert 'pip install "jax-treeviz[serve]"' in capsys.readouterr().err
+    monkeypatch.undo()
     assert main(["serve", str(tmp_path / "nothing")]) == TROUBLE
     assert "No such file" in capsys.readouterr().err
 

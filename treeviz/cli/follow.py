@@ -31,8 +31,12 @@ def run(options: argparse.Namespace) -> int:
     if options.other is not None or any(getattr(options, name) not in (None, False) for name in _EXCLUDED):
         raise ValueError(f"--follow shows one run as it is written; it goes with {_INCLUDED}")
     if is_terminal() and sys.stdin is not None and sys.stdin.isatty():
-        from treeviz.integrations.textual import show
+        from treeviz.integrations import not_installed
 
+        try:
+            from treeviz.integrations.textual import show
+        except ImportError as error:
+            raise not_installed(error, "follow") from error
         show(RunScreen(Followed(options.run_file), options))
         return SAME
     for line in new_findings(Followed(options.run_file), options.total):

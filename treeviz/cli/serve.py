@@ -33,7 +33,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerator is the training's
     from treeviz.cli.site import RUN, Site
-    from treeviz.integrations.starlette import serve
+    from treeviz.integrations import not_installed
+
+    try:
+        from treeviz.integrations.starlette import serve
+    except ImportError as error:
+        raise not_installed(error, "serve") from error
 
     for path in options.paths:
         if not path.exists() and path.suffix != RUN:  # a run may begin later
