@@ -9,6 +9,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from own_thread import in_a_thread
 from runs_in_files import Training
 
 from treeviz.cli import main
@@ -129,6 +130,7 @@ def test_the_status_says_how_far_the_run_is(tmp_path):
     assert not screen.update() and screen.status().endswith(f"{training.path} is gone")
 
 
+@in_a_thread  # that of another test may have an event loop
 def test_the_keys_of_the_terminal(tmp_path):
     textual = pytest.importorskip("treeviz.integrations.textual", reason="textual is not installed")
     training = Training(tmp_path / "run.treeviz")

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import numpy as np
 import pytest
+import pythons
+from own_thread import in_a_thread
 from runs_in_files import Training
 
 from treeviz.cli import main
 from treeviz.cli.output import TROUBLE
+from treeviz.steps.recording.history_file import Followed, load
 
 starlette = pytest.importorskip("treeviz.integrations.starlette", reason="starlette is not installed")
 site = pytest.importorskip("treeviz.cli.site")
@@ -191,6 +199,7 @@ def test_an_inspector_serves_the_file_that_it_keeps(tmp_path, monkeypatch):
         inspector.serve()
 
 
+@in_a_thread  # that of another test may have an event loop
 def test_a_page_that_stops_reading_holds_nothing_up():
     async def publish_to(streams):
         channel = starlette._Channel()
@@ -205,3 +214,52 @@ def test_a_page_that_stops_reading_holds_nothing_up():
         return await publish_to({reads: None, stopped: None})
 
     assert asyncio.run(both()) == [3 * starlette.MOST_WAITING, starlette.MOST_WAITING]
+
+
+TRAIN = """
+import sys
+from runs_in_files import Training
+training = Training("runs/run.treeviz")
+for line in sys.stdin:
+    training.go_on(int(line))
+    print(training.step, flush=True)
+"""
+
+
+def test_the_guide_word_for_word_in_two_processes_each_of_which_may_be_killed(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "command.md").read_text("utf-8")
+    (command,) = re.findall(r"^treeviz (serve runs/) --port 8710$", guide, re.MULTILINE)
+    (tmp_path / "runs").mkdir()
+    how = {"cwd": tmp_path, "text": True, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}}
+    python, pipe = pythons.command("jax"), subprocess.PIPE
+    serve = [*python, "-m", "treeviz", *command.split(), "--port", "0"]
+    with (
+        subprocess.Popen([*python, "-c", TRAIN], stdin=pipe, stdout=pipe, **how) as training,
+        subprocess.Popen(serve, stderr=pipe, **how) as server,
+    ):
+
+        def go_on(n: int) -> int:
+            training.stdin.write(f"{n}\n")
+            training.stdin.flush()
+            return int(training.stdout.readline())
+
+        def steps() -> int | None:
+            items = json.loads(browser.open(urljoin(address, "/list")).read())
+            return items[0].get("steps") if items else None
+
+        try:
+            address = re.search(r"http\S+", server.stderr.readline())[0]
+            browser = build_opener(HTTPCookieProcessor())
+            assert b"site.js" in browser.open(address).read()
+            for n in (5, 10):
+                at = go_on(n)
+                while steps() != at:
+                    time.sleep(0.02)
+            server.kill()
+            assert go_on(10) == 25 and len(load(tmp_path / "runs" / "run.treeviz")) == 25
+            training.kill()
+            followed = Followed(tmp_path / "runs" / "run.treeviz")
+            assert followed.read() and followed.n_unread == 0 and len(followed.history) == 25
+        finally:
+            training.kill()
+            server.kill()
