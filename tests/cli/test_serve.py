@@ -75,7 +75,9 @@ def test_the_list_has_the_newest_first_and_says_what_is_wrong(folder):
     "headers",
     [
         {"host": "evil.example"},  # DNS rebinding
-        {"host": "127.0.0.1"},  # another port
+        {"host": "evil.example:8710"},
+        {"host": "127.0.0.1.evil.example:8710"},
+        {"host": "127.0.0.1:9000", "origin": "http://127.0.0.1:8710"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
         {"sec-fetch-site": "cross-site"},
@@ -90,6 +92,7 @@ def test_a_stranger_is_not_let_in(folder, headers):
 
 
 def test_the_token_becomes_a_cookie(folder):
+    assert client_of(site.Site([folder])).get("/list", headers={"host": "localhost:9000"}).status_code == 200  # ssh -L
     client = client_of(site.Site([folder]), token=False)
     for path in ("/", "/list", "/?token=another", "/tree/run.treeviz", "/?token=ä"):
         assert client.get(path).status_code == 403

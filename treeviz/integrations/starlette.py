@@ -208,8 +208,8 @@ async def _or_http_error(function: Callable[..., Any], *arguments: Any) -> Any:
 class _Guard:
     """Lets in who has the token, from pages of this server, under a name of this machine."""
 
-    def __init__(self, app: ASGIApp, token: str, cookie: str, hosts: frozenset[str]) -> None:
-        self._app, self._token, self._cookie, self._hosts = app, token, cookie, hosts
+    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
+        self._app, self._token, self._cookie = app, token, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -220,7 +220,8 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if host not in self._hosts:  # a name that another site's server gave to this address (DNS rebinding)
+        # Another name is one that another site gave to this address (DNS rebinding). ssh -L may forward another port.
+        if host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             return PlainTextResponse("This server answers at 127.0.0.1 and localhost only.", 403)
         if origin not in (None, f"http://{host}") or request.headers.get("sec-fetch-site") in (
             "cross-site",
@@ -269,8 +270,7 @@ def _guarded(pages: _Pages, token: str, port: int) -> ASGIApp:
         Route("/events/{key:path}", pages.events),
         Route("/ask/{key:path}", pages.ask, methods=["POST"]),
     ]
-    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
-    return _Guard(Starlette(routes=routes), token, f"treeviz-{port}", hosts)
+    return _Guard(Starlette(routes=routes), token, f"treeviz-{port}")
 
 
 class Server(uvicorn.Server):
