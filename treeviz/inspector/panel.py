@@ -146,7 +146,6 @@ MOST_PER_S = 8
 SHARE = 0.02  # of wall time, for updates
 MOST_BUCKETS = 16  # per message
 MOST_FINDINGS = 50
-_SHARE_OF_EACH = 0.005  # of wall time, to search for findings, and to send curves
 MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per scalar: some 3 kB per curve
 
 
@@ -315,7 +314,7 @@ FINDINGS_EVERY = 16
 class RunMessages:
     """Composes the messages to a page during a run: first the tree, then new buckets, findings and curves.
 
-    Findings are searched, and curves sent, at most once a second and for at most 0.5 % of the time each.
+    Findings are searched, and curves sent, at most once a second and for at most a quarter of `share` each.
 
     Args:
       recorder: A weak reference, since a view must not keep the recorder's arrays alive.
@@ -331,6 +330,7 @@ class RunMessages:
         clock: Callable[[], float],
         cpu_clock: Callable[[], float],
         first_called: Callable[[str, int], int],
+        share: float = SHARE,
     ) -> None:
         self.progress = Progress(total, clock=clock)
         self.state = "waiting"  # before the first step; then "running", and after the run "still", "done" or "stopped"
@@ -339,7 +339,7 @@ class RunMessages:
         self._reason = ""  # why the run stopped
         self._findings: list[Finding] = []
         self._marks: list[list] = []  # [row, position, kind, text, severity] of the findings in the main source
-        self._search, self._curves = (Throttle(most_per_s=1, share=_SHARE_OF_EACH, clock=clock) for _ in range(2))
+        self._search, self._curves = (Throttle(most_per_s=1, share=share / 4, clock=clock) for _ in range(2))
         self._tree: tuple[weakref.ref[History], str, InnerSteps] | None = None  # which tree the page has
         self._n_steps = self._n_scalars = 0  # steps, and rows of scalars, that the page has
         self._sequence = 0
@@ -483,6 +483,7 @@ class LivePanel:
 
     Args:
       total: The number of steps of the loop, if known.
+      share: The share of the time that updates may take.
       clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
     """
 
@@ -494,12 +495,13 @@ class LivePanel:
         total: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
+        share: float = SHARE,
     ) -> None:
         # A view must not keep the arrays of either alive.
         self._inspector, self._recorder = weakref.ref(inspector), weakref.ref(recorder)
         self._reading = recorder.reading
         self._clock, self._cpu_clock = clock, cpu_clock
-        self._throttle = Throttle(clock=clock)
+        self._throttle = Throttle(share=share, clock=clock)
         self._messages = RunMessages(
             self._recorder,
             thresholds=inspector.thresholds,
@@ -507,6 +509,7 @@ class LivePanel:
             clock=clock,
             cpu_clock=cpu_clock,
             first_called=self._first_called,
+            share=share,
         )
         self._calls = inspector._runs.calls()  # before the run
         self._progress = self._messages.progress

@@ -24,6 +24,8 @@ from treeviz.steps.recording.history_file import Followed
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Backend, answered, open_paths, read_request
 
+_SHARE = 0.2  # of the time of a process that does nothing else
+
 Publish = Callable[[str, Mapping[str, Any], Sequence[bytes]], None]
 """Sends an event to all pages: its kind, its content as JSON, and binary buffers. Called from any thread."""
 
@@ -143,7 +145,7 @@ class ServedRun:
     def __init__(self, path: Path, publish: Publish) -> None:
         self._recorder = _Recorder(Followed(path))
         self._inspector = _Inspector(self._recorder)
-        self._panel = LivePanel(self._inspector, self._recorder)
+        self._panel = LivePanel(self._inspector, self._recorder, share=_SHARE)
         self._pages = self._panel.show_in(lambda backend, status: Pages(backend, status, publish, self._complete))
 
     def _complete(self, status: dict[str, Any]) -> dict[str, Any]:
