@@ -678,8 +678,13 @@ def _view(step: Any, traced: SownStep, costs: _Costs, compiled: dict[str, float]
     mesh = common_mesh(table)
     # Numbers need the room of what rows say of static fields and of arrays without values.
     facts = [f._replace(static=(), is_as_all=f.kind in ("shape only", "placeholder", "numpy")) for f in table.facts]
+    # The dicts that hold the arguments and the scopes are ours.
+    codes, ours = table.fact_codes.copy(), {0: "step"} | {row: "scopes" for row in table.children(0)[-1:] if scopes}
+    for row, type_ in ours.items():
+        facts.append(facts[codes[row]]._replace(type=type_))
+        codes[row] = len(facts) - 1
     table = (
-        same_rows(table, facts=tuple(facts))
+        same_rows(table, facts=tuple(facts), fact_codes=codes)
         .with_columns(*fact_columns(table, mesh), *size_columns(table), *columns)
         .with_notes(badges)
     )
