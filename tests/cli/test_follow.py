@@ -152,8 +152,12 @@ def test_the_keys_of_the_terminal(tmp_path):
             assert "[2]" in shown() and app._rows.selected == 3
             await pilot.press("slash", *"w", "enter")
             assert "w" in shown() and " b " not in shown()
+            await pilot.press(
+                "slash", *"bytes", "colon", "greater_than_sign"
+            )  # no query yet: all rows stay, and the line below says why
+            assert " b " in shown() and screen.status() and "step" not in screen.status()
             await pilot.press("escape")
-            assert " b " in shown()
+            assert " b " in shown() and "step 9" in screen.status()
             training.go_on(50)
             app._follow()
             await pilot.press("f", "n")

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             from treeviz.integrations.textual import show
         except ImportError as error:
             raise not_installed(error, "follow") from error
-        show(RunScreen(Followed(options.run_file), options))
+        show(RunScreen(Followed(options.run_file), options), least_s=LEAST_S, share=SHARE)
         return SAME
     for line in new_findings(Followed(options.run_file), options.total):
         print_text(line)
@@ -109,6 +109,7 @@ class RunScreen:
         from treeviz.inspector.panel import Progress
 
         self.query = ""
+        self._wrong_query = ""  # why the query, as typed so far, is none
         self._followed, self._options, self._now = followed, options, now
         self._clock, self._total = clock, options.total
         self._trouble = ""
@@ -170,11 +171,16 @@ class RunScreen:
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows that are shown, and how many children of each are not."""
         assert self._view is not None
-        table = self._view.table
+        table, matches, self._wrong_query = self._view.table, None, ""
         if self.query:
+            try:
+                matches = self._view.find(self.query)
+            except ValueError as error:
+                self._wrong_query = one_line(error)
+        if matches is not None:
             is_shown = np.zeros(len(table), bool)
             is_shown[0] = True
-            for match in self._view.find(self.query):
+            for match in matches:
                 row = match.number
                 while not is_shown[row]:
                     is_shown[row] = True
@@ -226,9 +232,9 @@ class RunScreen:
         return finding_lines(self._findings, (), color=True) or ["no findings"]
 
     def status(self) -> str:
-        """How far the run is, how fast, and when it was last written."""
-        if self._view is None:
-            return ""
+        """How far the run is, how fast, and when it was last written; or what is wrong with the query."""
+        if self._view is None or self._wrong_query:
+            return self._wrong_query
         numbers = self._progress.numbers(is_running=True)
         step, done, rate, total = (numbers.get(name) for name in ("step", "done", "rate", "total"))
         parts = [] if step is None else [f"step {step:,}" + (f" of {total:,}" if total else "")]

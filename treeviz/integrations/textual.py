@@ -32,7 +32,7 @@ class Screen(Protocol):
     def status(self) -> str: ...
 
 
-def show(screen: Screen, *, least_s: float = 0.25, share: float = 0.2) -> None:
+def show(screen: Screen, *, least_s: float, share: float) -> None:
     """Draw the screen until the user presses `q`: at most every `least_s`, and for at most `share` of the time."""
     Follower(screen, least_s, share).run()
 
@@ -150,7 +150,7 @@ class Follower(App[None]):
         began = time.monotonic()
         if self._of.update():
             self.draw()
-        self._status.update(Text(self._of.status(), style="dim", no_wrap=True, overflow="ellipsis"))
+        self._show_status()
         spent = time.monotonic() - began
         self.set_timer(max(self._least_s, spent * (1 / self._share - 1)), self._follow)
 
@@ -159,6 +159,10 @@ class Follower(App[None]):
         self._head.update(_text(head))
         self._rows.set_lines([*lines, *((-1, line) for line in foot)])
         self._findings.update(_text(self._of.problems()))
+        self._show_status()
+
+    def _show_status(self) -> None:
+        self._status.update(Text(self._of.status(), style="dim", no_wrap=True, overflow="ellipsis"))
 
     def action_search(self) -> None:
         self._search.display = True

@@ -159,15 +159,15 @@ class StepCost(TreeView):
         return "\n".join([super()._first_rows(color=color), *self._below(None)])
 
     def _below(self, width: int | None) -> list[str]:
-        alike: dict[tuple, list[Residual]] = defaultdict(list)  # of several layers, for example
+        same: dict[tuple, list[Residual]] = defaultdict(list)  # of several layers, for example
         for r in self.residuals:
-            alike[r.is_kept, r.type, r.made, r.line].append(r)
+            same[r.is_kept, r.type, r.made, r.line].append(r)
         lines: list[str] = []
         for title, is_kept in (
             ("kept for the backward pass", True),
             ("computed again by jax.checkpoint, not kept", False),
         ):
-            found = [of for key, of in alike.items() if key[0] == is_kept]
+            found = [of for key, of in same.items() if key[0] == is_kept]
             found.sort(key=lambda of: -sum(r.bytes for r in of))
             lines += [f"{title}, the largest first:"] if found else []
             lines += [f"  {_residual_text(of)}" for of in found[:_MOST_RESIDUALS]]
@@ -196,10 +196,10 @@ class StepCost(TreeView):
         return f'{super().json()[:-1]},\n"cost": {json.dumps(cost)}}}'
 
 
-def _residual_text(alike: Sequence[Residual]) -> str:
-    first, n = alike[0], len(alike)
-    size = bytes_text(sum(r.bytes for r in alike)) + (f": {n:,} ×" if n > 1 else "")
-    more = f" and {n - 1:,} more" if len({r.path for r in alike}) > 1 else ""
+def _residual_text(same: Sequence[Residual]) -> str:
+    first, n = same[0], len(same)
+    size = bytes_text(sum(r.bytes for r in same)) + (f": {n:,} ×" if n > 1 else "")
+    more = f" and {n - 1:,} more" if len({r.path for r in same}) > 1 else ""
     return " · ".join(filter(None, (f"{size} {first.type}", first.made, f"{first.path}{more}", first.line)))
 
 
