@@ -104,7 +104,8 @@ def test_the_token_becomes_a_cookie(folder):
     policy = client.get("/").headers["content-security-policy"]
     assert "default-src 'none'; script-src 'self';" in policy and "frame-ancestors 'none'" in policy
     for path in ("/", "/list", "/two", "/assets/site.js", "/nothing"):
-        assert client.get(path).headers["x-content-type-options"] == "nosniff"
+        headers = client.get(path).headers
+        assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
         assert "access-control-allow-origin" not in client.get(path).headers
 
 

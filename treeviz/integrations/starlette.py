@@ -37,7 +37,12 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: blob:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
 
 class Item(Protocol):
@@ -187,6 +192,7 @@ class _Pages:
                 except HTTPException:
                     self._channels.pop(key, None)
                     raise
+        self._channels[key] = channel  # another request may have taken it out meanwhile
         self._channels.move_to_end(key)
         idle = [key for key, other in self._channels.items() if not other.streams and other is not channel]
         for key in idle[: max(0, len(self._channels) - MOST_OPEN)]:

@@ -1,5 +1,5 @@
 // @ts-check
-// Runs of siblings that are alike, such as the layers of a model, are shown as one row. treeviz/tree/repeats.py has the rule.
+// Similar siblings, such as the layers of a model, collapse into one row. treeviz/tree/repeats.py has the rule.
 import { countText, numberText, wholeText } from "./numbers.js";
 
 const LEAST = 3; // members of a folded run
