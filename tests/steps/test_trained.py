@@ -107,6 +107,8 @@ def test_a_healthy_step_trains_all_and_nothing_is_noted(name):
     assert view.summary == "all 24 parameters are trained"
     assert view.untrained == {}
     assert [*view.table.notes] == []
+    by_mean = ("of each example", "accumulated in a scan", "flattened", "on several devices")  # or as one vector
+    assert ("learning rate 0.1" in view.table.headline) == (name not in by_mean)
     assert sorted(view.trained) == ["p['body']['b']", "p['body']['w']", "p['head']['b']", "p['head']['w']"]
 
 
@@ -119,6 +121,11 @@ def test_a_pmapped_step_with_types_alone():
 def test_a_watched_step_is_asked_as_the_step_itself():
     watched = tv.GradientInspector().watch(STEPS["jitted"])
     assert tv.trained(watched, PARAMS, X).summary == "all 24 parameters are trained"
+
+
+def test_a_key_is_no_number():
+    step = lambda p, key, x: sgd(p, jax.grad(loss)(p, x + jax.random.uniform(key)))
+    assert tv.trained(step, PARAMS, jax.random.key(0), X).summary == "all 24 parameters are trained"
 
 
 class Trainer:
@@ -239,8 +246,14 @@ def decayed(p, x):
     return jax.tree.map(lambda p, g: p * (1 - 0.1 * 0.01) - 0.1 * g, p, jax.grad(stopping)(p, x))
 
 
-def test_a_parameter_that_only_decays():
-    view = tv.trained(decayed, STOPPED, X)
+def decayed_in_a_loop(p, x):
+    doubled = lax.fori_loop(0, 3, lambda _, x: 2 * x, x)
+    return lax.fori_loop(0, 3, lambda _, p: decayed(p, doubled), p)
+
+
+@pytest.mark.parametrize("step", [decayed, decayed_in_a_loop])
+def test_a_parameter_that_only_decays(step):
+    view = tv.trained(step, STOPPED, X)
     assert view.trained == ["p['used']"]
     assert "7 leaves only decay" in view.summary
     assert {note.text for notes in view.table.notes.values() for note in notes} == {"decays by 0.1 % a step"}
@@ -325,33 +338,55 @@ ALL = "all 24 parameters are trained"
 HALF = "12 of 24 parameters are trained: all `head`; 2 leaves in `body` get a zero update"
 NONE = "none of 24 parameters is trained; 4 leaves get a zero update"
 FROZEN = {"body": True, "head": False}
-# An optimizer, the summary, the learning rates of body and head (NaN: not known), and the weight decay of head.
+# An optimizer with a learning rate, the summary, what is not known of its rate and decay, and its schedule at step 3.
 OPTIMIZERS = {
-    "adamw": (lambda o: o.adamw(1e-3, weight_decay=0.1), ALL, [1e-3, 1e-3], 0.1),
-    "momentum": (lambda o: o.sgd(0.1, momentum=0.9), ALL, [0.1, 0.1], 0),
-    "hyperparameters": (lambda o: o.inject_hyperparams(o.adam)(3e-4), ALL, [3e-4, 3e-4], 0),
-    "a clipped norm": (lambda o: o.chain(o.clip_by_global_norm(1), o.sgd(0.1)), ALL, [0.1, 0.1], 0),
-    "unknown": (lambda o: o.adafactor(1e-3), ALL, [np.nan, np.nan], np.nan),
-    "labels": (lambda o: labelled(o, o.adamw(1e-2, weight_decay=0)), HALF, [np.nan, 1e-2], 0),
-    "a mask": (lambda o: o.chain(o.adam(1e-3), o.masked(o.set_to_zero(), FROZEN)), HALF, [np.nan, 1e-3], 0),
-    "zero rates": (lambda o: a_rate_for_each(o, 0.0, 0.0), NONE, [np.nan, np.nan], np.nan),
-    "a zero rate": (lambda o: a_rate_for_each(o, 0.0, 0.1), HALF, [np.nan, 0.1], 0),
-    "two rates": (lambda o: a_rate_for_each(o, 0.2, 0.1), ALL, [0.2, 0.1], 0),
-    "not now": (lambda o: o.MultiSteps(o.adam(1e-3), 4), ALL, [np.nan, np.nan], np.nan),
+    "adamw": (lambda o, r: o.adamw(r, weight_decay=0.1), ALL, "", 1),
+    "momentum": (lambda o, r: o.sgd(r, momentum=0.9), ALL, "", 1),
+    "decay before": (lambda o, r: o.chain(o.add_decayed_weights(0.1), o.sgd(r)), ALL, "", 1),
+    "a schedule": (lambda o, r: o.adamw(o.linear_schedule(r, r / 2, 6), mask=FROZEN), ALL, "", 0.75),
+    "hyperparameters": (lambda o, r: o.inject_hyperparams(o.adamw)(r, weight_decay=0.1), ALL, "", 1),
+    "a clipped norm": (lambda o, r: o.chain(o.clip_by_global_norm(1), o.sgd(r)), ALL, "", 1),
+    "the size of a leaf": (lambda o, r: o.adafactor(r, min_dim_size_to_factor=2), ALL, "decay", 1),
+    "signs": (lambda o, r: o.lion(r, weight_decay=0.1), ALL, "", 1),
+    "rectified": (lambda o, r: o.radam(r), ALL, "", 1),
+    "of each layer": (lambda o, r: o.lars(r, weight_decay=0.1), ALL, "decay", 1),
+    "contributed": (lambda o, r: o.contrib.ademamix(r, weight_decay=0.1), ALL, "", 1),
+    "without a rate": (lambda o, r: o.contrib.dadapt_adamw(), ALL, "lr", 1),
+    "if finite": (lambda o, r: o.apply_if_finite(o.adamw(r, weight_decay=0.1), 5), ALL, "", 1),
+    "every fourth": (lambda o, r: o.MultiSteps(o.adamw(r, weight_decay=0.1), 4), ALL, "", 1),
+    "not now": (lambda o, r: o.MultiSteps(o.adam(r), 5), ALL, "", 1),
+    "labels": (lambda o, r: labelled(o, o.adamw(r, weight_decay=0)), HALF, "", 1),
+    "a mask": (lambda o, r: o.chain(o.adam(r), o.masked(o.set_to_zero(), FROZEN)), HALF, "", 1),
+    "zero rates": (lambda o, r: a_rate_for_each(o, 0.0, 0.0), NONE, "", 1),
+    "a zero rate": (lambda o, r: a_rate_for_each(o, 0.0, r), HALF, "", 0.9**3),
+    "two rates": (lambda o, r: a_rate_for_each(o, r, r / 2), ALL, "", [0.9**3, 0.9**3 / 2]),
 }
 
 
+def third_step(tx):
+    return jax.tree.map(lambda x: x + 3 if x.dtype == np.int32 else x, tx.init(PARAMS))
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rates_masks_and_labels_of_optax(name):
+def test_rates_and_decays_are_those_of_a_call_of_the_update_of_optax(name):
     optax = pytest.importorskip("optax")
-    make, summary, rates, decay = OPTIMIZERS[name]
-    tx = make(optax)
-    view = tv.trained(optax_step(tx), PARAMS, tx.init(PARAMS), X)
+    make, summary, unknown, schedule = OPTIMIZERS[name]
+    view = tv.trained(optax_step(make(optax, 1e-2)), PARAMS, third_step(make(optax, 1e-2)), X)
     assert view.summary == summary
-    columns = view.table.columns
-    rows = [view.find(f"key:w {part}")[0].number for part in ("body", "head")]
-    assert [columns["lr"][row] for row in rows] == pytest.approx(rates, nan_ok=True)
-    assert columns["decay"][rows[1]] == pytest.approx(decay, nan_ok=True)
+
+    @jax.jit
+    @jax.vmap
+    def updates(rate, times):
+        params, tx = jax.tree.map(lambda p: times * p, PARAMS), make(optax, rate)
+        updates, _ = tx.update(jax.tree.map(lambda p: 0.1 * p, PARAMS), third_step(tx), params)
+        return [updates[part]["w"][0, 0] for part in PARAMS]
+
+    update, of_rate_1, of_twice = np.transpose(updates(np.array([1e-2, 1, 1e-2]), np.array([1.0, 1, 2])))
+    rates = update / np.where(update, of_rate_1, np.nan) * schedule
+    rows = [view.find(f"key:w {part}")[0].number for part in PARAMS]
+    for column, expected in {"lr": rates, "decay": (update - of_twice) / rates}.items():
+        expected = np.nan if column in unknown else expected
+        np.testing.assert_allclose(view.table.columns[column][rows], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_what_a_mask_leaves_out_gets_its_gradient_added():  # optax#159, transformers#11936

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter, OrderedDict
@@ -114,7 +115,7 @@ def _traced(step: Callable, args: tuple, kwargs: dict[str, Any]) -> _Program:
 
 def _number(leaf: Any) -> float | None:
     """The value of a real array with one element."""
-    if not isinstance(leaf, jax.Array | np.ndarray) or leaf.size != 1 or leaf.dtype.kind not in "biuf":
+    if not isinstance(leaf, jax.Array | np.ndarray) or leaf.size != 1 or not jnp.isrealobj(leaf):
         return None
     return guarded(lambda: float(np.asarray(leaf).reshape(())), lambda _: None)
 
@@ -168,8 +169,8 @@ class _Step:
                 "trained: the gradients in this step are of none of its arguments. Pass the parameters as an argument."
             )
         numbers = {i: _number(traced.leaves[place]) for i, place in enumerate(traced.places) if i not in self.own}
-        known = {i: number for i, number in numbers.items() if number is not None}
-        self.now = follow(self.program, known) if known else self.any_values
+        self._numbers = {i: number for i, number in numbers.items() if number is not None}
+        self.now = follow(self.program, self._numbers, is_of_first_turn=True)
         without = [p for p in self.params if p in self.own and not self.own[p] & ~moves.zeros]
         self._ends = derivative_ends(self.program, without) if without else {}
         self.fates = {p: self._fate(p) for p in self.params}
@@ -214,6 +215,11 @@ class _Step:
                 params.add(p)
         return sorted(params)
 
+    @functools.cached_property
+    def _in_all_turns(self) -> Followed:
+        """As `now`, but of a loop any turn counts."""
+        return follow(self.program, self._numbers)
+
     def _result(self, p: int, at: Followed | None = None) -> Move:
         return (at or self.any_values).results[self.new[p]]
 
@@ -236,10 +242,10 @@ class _Step:
         then, now = self._result(p), self._result(p, self.now)
         decays, decay = _decay(then, p) != 0, _decay(now, p)
         if then.gradients & own & ~zeros:
-            if not now.gradients & own:
+            if not now.gradients & own and not self._result(p, self._in_all_turns).gradients & own:
                 return _Fate("zero now", "zero update")
             rate, adds = _learning_rate(now.rate)
-            decay = decay / rate if decay else decay
+            decay = decay / rate if decay or not now.gradients else decay
             if adds:
                 text = "optax.masked adds the gradient where its mask is False"
                 return _Fate("trained", "adds its gradient, unscaled", decay=decay, warning=text)
@@ -351,8 +357,8 @@ def trained(step: Callable, *args: Any, **kwargs: Any) -> TrainedLeaves:
     is trained ("yes"), or not, with the reason: the loss does not depend on it, its derivative ends at a
     `stop_gradient`, a cast to integers or the like (at this line), no gradient is taken, its update is zero, the
     learning rate is 0 at this step, or it only decays. Learning rates and weight decays are those by which the program
-    multiplies; they, and schedules, need the count or the hyperparameters in the optimizer's state as arrays of one
-    element, whose values are read. What the trace does not show is "not known".
+    multiplies, in a loop in its first turn; they, and schedules, need the count or the hyperparameters in the
+    optimizer's state as arrays of one element, whose values are read. What the trace does not show is "not known".
 
     Takes one to two traces of the step, and about 20 µs for each operation in it. No other values are read.
 

@@ -34,9 +34,11 @@ class Domain(Generic[V]):
 
     Attributes:
       enters: The primitives whose programs are followed; the results of all others are what `results` returns.
+      is_of_first_turn: Of a loop only the first turn is followed.
     """
 
     enters: AbstractSet[str] = CALLS | {COND, SCAN, SHARD_MAP, WHILE}
+    is_of_first_turn = False
 
     def unknown(self, atom: Any) -> V:
         """Stands for a value of which nothing is known."""
@@ -171,6 +173,8 @@ def _in_all_turns(
     carry = list(carry)
     while True:
         body = Followed(domain, program, [*consts, *carry, *xs]).to()
+        if domain.is_of_first_turn:
+            return body, body.results[: len(carry)]
         after = [domain.join(pair, v) for v, *pair in zip(carried, carry, body.results, strict=False)]
         if after == carry:
             return body, carry

@@ -447,13 +447,16 @@ def _sum(left: Shares, right: Shares) -> Shares:
 
 
 def _either(choices: Sequence[Shares]) -> Shares:
-    """The shares in one of several values: the largest factors, which are sure if all values have nearly the same."""
+    """The shares in one of several values, which are sure if all have nearly the same factor.
+
+    The first factor that is not 0 or 1 counts, rather one near 1: in a loop it stays that of the first turn.
+    """
     found: dict[int, Share] = {}
     for i in {i for choice in choices for i in choice}:
         shares = [choice.get(i, Share(0.0)) for choice in choices]
-        largest = max(shares, key=lambda share: abs(share.factor))
-        is_sure = all(share.is_sure and 0.5 <= share.factor / (largest.factor or 1) <= 2 for share in shares)
-        found[i] = Share(largest.factor, is_sure, all(share.is_alone for share in shares))
+        factor = max(shares, key=lambda share: (share.is_main, share.factor not in (0.0, 1.0))).factor
+        is_sure = all(share.is_sure and 0.5 <= share.factor / (factor or 1) <= 2 for share in shares)
+        found[i] = Share(factor, is_sure, all(share.is_alone and share.factor == factor for share in shares))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from treeviz.steps.tracing.primitives import (
 
 _OPTAX = f"{os.sep}optax{os.sep}"
 _GRADIENTS = ("grads", "cotangents")
+# What these multiply by is no learning rate: the weights of moments, or the size of the parameter.
+_NORMALIZES = re.compile(r"scale_by_(?!learning_rate|schedule|\w*linesearch)|(tree_)?bias_correction$|ema$")
 # Their derivative is zero or does not exist; that of whatever returns integers, too.
 _STOPS = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafter"])
 
@@ -77,7 +80,8 @@ class Moves(Domain[Move]):
 
     enters = Domain.enters | {PMAP}
 
-    def __init__(self) -> None:
+    def __init__(self, is_of_first_turn: bool = False) -> None:
+        self.is_of_first_turn = is_of_first_turn
         self.origins: dict[int, int | None] = {}
         self.zeros = 0
         self.loss: Move | None = None
@@ -94,6 +98,8 @@ class Moves(Domain[Move]):
         return None if known is None else Move(known)
 
     def join(self, values: Sequence[Move], atom: Any) -> Move:
+        if any(move.gradients for move in values):  # zeros beside them are an update that is left out
+            values = [move for move in values if move.value.number != 0]
         value = self._sums.join([move.value for move in values], atom)
         return Move(value) if value.number is not None else self._joined(values, value)
 
@@ -173,21 +179,20 @@ def _rate(eqn: Any, name: str, operands: Sequence[Move]) -> Rate | None:
         others = [move for i, move in enumerate(operands) if i != at[0]]
         if name in RESHAPES or name == "neg":
             return rate._replace(factor=-rate.factor) if name == "neg" else rate
-        if name in ("add", "add_any", "sub") and any(share.is_main for share in others[0].shares.values()):
+        if name in ("add", "add_any", "sub") and others[0].shares:  # the parameter, its decay, or a moment
             return rate._replace(factor=-rate.factor) if name == "sub" and at == [1] else rate
-        number = others[0].value.number if others else None
-        if number is not None and (name == "mul" or (name == "div" and at == [0])):
-            is_optax = _is_of_optax(eqn)
-            if rate.is_optax and not is_optax:
+        if others and (name == "mul" or (name == "div" and at == [0])):
+            functions, number = optax_functions(eqn), others[0].value.number
+            normalizes = any(map(_NORMALIZES.match, functions))
+            if rate.is_optax and (normalizes or (number is not None and not functions)):
                 return rate
+            if normalizes or number is None:
+                return Rate()
+            is_optax = bool(functions)
             if is_optax and not rate.is_optax:
                 rate = Rate(is_gradient=rate.is_gradient, is_optax=True)
             return rate._replace(factor=rate.factor * number if name == "mul" else rate.factor / number, n=rate.n + 1)
     return Rate()
-
-
-def _is_of_optax(eqn: Any) -> bool:
-    return bool(optax_functions(eqn))
 
 
 def optax_functions(eqn: Any) -> list[str]:
@@ -312,13 +317,14 @@ def trace(function: Callable, arrays: Sequence[Any]) -> ClosedJaxpr:
         return jax.make_jaxpr(function)(arrays)
 
 
-def follow(program: ClosedJaxpr, numbers: Mapping[int, float]) -> Followed:
+def follow(program: ClosedJaxpr, numbers: Mapping[int, float], is_of_first_turn: bool = False) -> Followed:
     """Follow a program of `trace`.
 
     Args:
       numbers: The values of some scalar arguments, such as the count of an optimizer.
+      is_of_first_turn: Of a loop only the first turn is followed, in which the count has the value given.
     """
-    moves = Moves()
+    moves = Moves(is_of_first_turn)
     start = [
         Move(Value(number=numbers[i])) if i in numbers else Move(Value({i: WHOLE}), 1 << i)
         for i in range(len(program.jaxpr.invars))
