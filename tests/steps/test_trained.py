@@ -247,8 +247,8 @@ def decayed(p, x):
 
 
 def decayed_in_a_loop(p, x):
-    doubled = lax.fori_loop(0, 3, lambda _, x: 2 * x, x)
-    return lax.fori_loop(0, 3, lambda _, p: decayed(p, doubled), p)
+    grown = lax.fori_loop(0, 3, lambda _, x: 1.001 * x, x)
+    return lax.fori_loop(0, 3, lambda _, p: decayed(p, grown), p)
 
 
 @pytest.mark.parametrize("step", [decayed, decayed_in_a_loop])
