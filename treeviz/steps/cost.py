@@ -60,7 +60,6 @@ _COLLECTIVES = DEVICE_SUMS | GATHERS | {"pmax", "pmin", "ppermute", "all_to_all"
 _SLICES = frozenset(["gather", "dynamic_slice", "slice"])  # of an operand, they read what they return
 _UPDATES = frozenset(["dynamic_update_slice", "scatter", "scatter-add"])  # they read and write what they change
 _MOST_RESIDUALS = 5
-_KEEPS = "keeps "  # the text of a badge in the rows of the largest ones begins so
 _TOLERANCE = 0.05  # a larger difference from what XLA counts is explained
 # %all-reduce.1 = (f32[8,4]{1,0}, f32[4]{0}) all-reduce(…), …, metadata={op_name="jit(step)/dot_general" …}
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
@@ -100,8 +99,7 @@ class Collective(NamedTuple):
       name: "psum", or in a compiled program "all-reduce".
       path: The key path of the leaf that it moves or whose gradient it sums; or the scope; "" if unknown.
       axes: The axes of the mesh; () if a compiled program does not name them.
-      bytes: The operand or result, whichever is larger, on one device, of all its runs in a step; in a loop of a
-        compiled program, of one run.
+      bytes: The operand or result, whichever is larger, on one device, of all its runs in a step.
       is_compiled: The compiler has added it; else the program of the step contains it.
     """
 
@@ -142,9 +140,9 @@ class StepCost(TreeView):
 
     @property
     def brief(self) -> View:
-        """Without the badges of the largest residuals, which are listed below the rows of a text."""
+        """Without the findings of the page, which are listed below the rows of a text."""
         notes = self.table.notes.items()
-        plain = {row: tuple([note for note in of if not note.text.startswith(_KEEPS)]) for row, of in notes}
+        plain = {row: tuple([note for note in of if not note.sign]) for row, of in notes}
         return TreeView(same_rows(self.table, notes=plain), self.columns, depth=self.depth)
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
@@ -174,12 +172,8 @@ class StepCost(TreeView):
         of_kind: dict[tuple, list[Collective]] = defaultdict(list)
         for c in self.collectives:
             of_kind[c.is_compiled, c.name, c.axes].append(c)
-        for (is_compiled, name, axes), found in of_kind.items():
-            total = bytes_text(sum(c.bytes for c in found))
-            over = f" over {', '.join(axes)}" if axes else ""
-            by = "added by the compiler" if is_compiled else "in the program"
-            first = f", most for {found[0].path}" if found[0].path else ""
-            lines.append(f"{name} ×{len(found):,}{over}: {total} per device, {by}{first}")
+        for found in of_kind.values():
+            lines.append(_collective_text(found) + (f", most for {found[0].path}" if found[0].path else ""))
         return [part for line in (*lines, *self.notes) for part in wrapped(line, width, "    ")]
 
     def json(self) -> str:
@@ -203,6 +197,12 @@ def _residual_text(same: Sequence[Residual]) -> str:
     return " · ".join(filter(None, (f"{size} {first.type}", first.made, f"{first.path}{more}", first.line)))
 
 
+def _collective_text(same: Sequence[Collective]) -> str:
+    over = f" over {', '.join(same[0].axes)}" if same[0].axes else ""
+    by = "added by the compiler" if same[0].is_compiled else "in the program"
+    return f"{same[0].name} ×{len(same):,}{over}: {bytes_text(sum(c.bytes for c in same))} per device, {by}"
+
+
 # The rows below the arguments: operations that read no leaf, by scope.
 
 
@@ -216,6 +216,7 @@ def _scope(leaf: _Scope) -> Description:
 
 
 NO_LEAF = "no leaf"  # the row above the scopes
+_BY_COMPILER = "added by the compiler"  # collectives that are known to belong to no leaf and no scope
 _ITSELF = "(itself)"  # of a scope with others in it
 
 Payer = int | tuple[str, ...]  # the number of an argument, or the names of the scopes
@@ -250,7 +251,8 @@ class _Costs:
         self.unknown: Counter[str] = Counter()  # primitives that are not counted
         self.once = 0.0  # FLOPs, if the body of each loop counts once
         self.sizes: dict[str, int] = {}  # of the axes of the meshes
-        self.payers_of_name: dict[tuple, set[Payer]] = defaultdict(set)  # by what `_key_of` returns
+        # by what `_key_of` returns: how often the operations of that name run
+        self.payers_of_name: dict[tuple, dict[Payer, float]] = defaultdict(dict)
         self._lines: dict[int, str] = {}
         self._seen: set[str] = set()  # primitives of which not all is counted
         arguments = self.program.jaxpr.invars
@@ -277,7 +279,6 @@ class _Costs:
         for eqn, operands, inside in self._levels.visits:
             self._visit(eqn, operands, inside)
         self.residuals.sort(key=lambda pair: -pair[1].bytes)
-        self.collectives.sort(key=lambda pair: -pair[1].bytes)
 
     @property
     def notes(self) -> list[str]:
@@ -338,7 +339,7 @@ class _Costs:
         self.columns["transcendentals"][payer] += work.transcendentals * level.times
         if is_recomputed:
             self.columns["recomputed"][payer] += work.flops * level.times
-        self.payers_of_name[level.is_transposed or "transpose(" in text, names, name].add(payer)
+        self.payers_of_name[level.is_transposed or "transpose(" in text, names, name][payer] = level.turns
         if name in _COLLECTIVES and eqn.outvars:
             self._communicate(eqn, payer, inside, level)
 
@@ -359,8 +360,12 @@ class _Costs:
         if not axes:
             return
         n_bytes = level.turns * max(sum(_bytes(v.aval) for v in variables) for variables in (eqn.invars, eqn.outvars))
-        self.columns["communicated"][payer] += n_bytes
-        self.collectives.append((payer, Collective(eqn.primitive.name, "", axes, n_bytes)))
+        self.add([(payer, Collective(eqn.primitive.name, "", axes, n_bytes))])
+
+    def add(self, collectives: Sequence[tuple[Payer, Collective]]) -> None:
+        for payer, collective in collectives:
+            self.columns["communicated"][payer] += collective.bytes
+        self.collectives += collectives
 
     def _keep(self, eqn: Any, inside: Followed[Known], level: Level, phase: str, is_recomputed: bool) -> None:
         """Count the values that the backward pass reads, when it reads the first time."""
@@ -496,9 +501,14 @@ def _compiled(traced: Any) -> tuple[dict[str, float], str]:
     return found, guarded(compiled.as_text, lambda _: "") or ""
 
 
-def _compiled_collectives(text: str, payers_of_name: Mapping[tuple, set[Payer]]) -> list[tuple[Any, Collective]]:
-    """The collectives in the text of a compiled program. Who pays is known if one leaf has operations of that name."""
-    found = []
+def _added_collectives(
+    text: str, payers_of_name: Mapping[tuple, Mapping[Payer, float]]
+) -> list[tuple[Payer, Collective]]:
+    """The collectives in the text of a compiled program that are not in the program of the step.
+
+    Who pays is known if one leaf has operations of that name.
+    """
+    found: list[tuple[Payer, Collective]] = []
     for match in filter(None, map(_COLLECTIVE.search, text.splitlines())):
         # The compiler joins several into one: (f32[5,4], f32[]) …, op_name="jit(step)/(dot_general:jvp()/reduce_sum)"
         arrays, names = _ARRAY.findall(match[1]), (_OP_NAME.findall(match[3]) or [""])[0]
@@ -506,11 +516,13 @@ def _compiled_collectives(text: str, payers_of_name: Mapping[tuple, set[Payer]])
         groups = [[array] for array in arrays] if len(parts) == len(arrays) else [arrays]
         operands = _bytes_of(_ARRAY.findall(match[3].partition(")")[0]))
         for name, group in zip(parts, groups, strict=False):
-            payers = payers_of_name.get(_key_of(name), set())
-            n_bytes = max(_bytes_of(group), operands if len(groups) == 1 else 0)
-            found.append(
-                (next(iter(payers)) if len(payers) == 1 else None, Collective(match[2], "", (), n_bytes, True))
-            )
+            key = _key_of(name)
+            payers = payers_of_name.get(key, {})
+            payer = next(iter(payers)) if len(payers) == 1 else key[1] or (_BY_COMPILER,)
+            turns = max(payers.values(), default=1.0) if "while/" in name else 1.0
+            n_bytes = turns * max(_bytes_of(group), operands if len(groups) == 1 else 0)
+            if key[2] not in _COLLECTIVES:
+                found.append((payer, Collective(match[2], "", (), n_bytes, True)))
     return found
 
 
@@ -606,12 +618,19 @@ def cost(step: Callable, *args: Any, compile: bool = False, memory: float | None
       A view of the arguments, with `.totals`, `.residuals`, `.collectives`, `.compiled` and `.notes`.
 
     Raises:
+      ValueError: `compile` with an `AbstractMesh`, which has no devices.
       TypeError: JAX cannot trace the step. Other exceptions are the step's own, or with `compile` those of XLA.
     """
+    shardings = [getattr(leaf, "sharding", None) for leaf in tree_util.tree_leaves((args, kwargs))]
+    if compile and "AbstractMesh" in [type(getattr(sharding, "mesh", None)).__name__ for sharding in shardings]:
+        raise ValueError(
+            "cost: compile=True needs devices, and these arguments are sharded over an AbstractMesh. Leave it out, "
+            "or use jax.make_mesh; on a CPU, jax.config.update('jax_num_cpu_devices', 8) makes 8 devices."
+        )
     traced = sown_step(step, args, kwargs)
     costs = _Costs(traced)
     compiled, text = _compiled(traced.traced) if compile else ({}, "")
-    costs.collectives += _compiled_collectives(text, costs.payers_of_name)  # type: ignore[arg-type]
+    costs.add(_added_collectives(text, costs.payers_of_name))
     return _view(step, traced, costs, compiled, memory)
 
 
@@ -619,7 +638,10 @@ _HELP: dict[str, tuple[Literal["count", "bytes"], str]] = {
     "forward": ("count", "FLOPs of the forward pass, on all devices"),
     "backward": ("count", "FLOPs that only gradients need, on all devices"),
     "kept": ("bytes", "Values kept for the backward pass, on one device; an estimate"),
-    "communicated": ("bytes", "Bytes that collectives of the program carry, on one device"),
+    "communicated": (
+        "bytes",
+        "Bytes that collectives carry, on one device; with compile=True also those of the compiler",
+    ),
     "device_bytes": ("bytes", "Bytes of the argument on one device"),
     "moved": ("bytes", "Bytes read and written on one device, if element-wise operations are fused; an estimate"),
     "update": ("count", "FLOPs that need gradients, on all devices"),
@@ -661,6 +683,7 @@ def _view(step: Any, traced: SownStep, costs: _Costs, compiled: dict[str, float]
         memory = stats.get("bytes_limit")
     path = {payer: "/".join(payer) if isinstance(payer, tuple) else path_text(table, row_of[payer]) for payer in row_of}
     residuals = [r._replace(path=path.get(payer, "")) for payer, r in costs.residuals]
+    costs.collectives.sort(key=lambda pair: -pair[1].bytes)
     collectives = [c._replace(path=path.get(payer, "")) for payer, c in costs.collectives]
     notes = costs.notes + (_compared(costs, totals, n_devices, compiled) if compiled else [])
     columns = [
@@ -668,13 +691,22 @@ def _view(step: Any, traced: SownStep, costs: _Costs, compiled: dict[str, float]
         for name, (format, help) in _HELP.items()
         if sums[name]
     ]  # fmt: skip
-    badges: dict[int, tuple[Note, ...]] = {}
-    kept = [
-        (payer, r) for (payer, _), r in zip(costs.residuals, residuals, strict=True) if r.is_kept and payer in row_of
-    ]
+    badges: dict[int, list[Note]] = defaultdict(list)
+
+    def find(row: int, sign: str, text: str) -> None:
+        badges[row].append(Note("info", text, severity="info", sign=sign))
+
+    kept = [(payer, r) for payer, r in costs.residuals if r.is_kept and payer in row_of]
     for payer, r in kept[:_MOST_RESIDUALS]:
-        text = f"{_KEEPS}{bytes_text(r.bytes)}: {' · '.join(filter(None, (r.type, r.made, r.line)))}"
-        badges[row_of[payer]] = (*badges.get(row_of[payer], ()), Note("info", text))
+        text = " · ".join(filter(None, (r.type, r.made, r.line)))
+        find(row_of[payer], bytes_text(r.bytes), f"keeps {bytes_text(r.bytes)}: {text}")
+    moved: dict[tuple, list[Collective]] = defaultdict(list)
+    for payer, c in costs.collectives:
+        moved[row_of.get(payer, 0), c.is_compiled, c.name, c.axes].append(c)
+    for (row, *_), same in moved.items():
+        find(row, bytes_text(sum(c.bytes for c in same)), _collective_text(same))
+    for note in notes:
+        find(0, "note", note)
     mesh = common_mesh(table)
     # Numbers need the room of what rows say of static fields and of arrays without values.
     facts = [f._replace(static=(), is_as_all=f.kind in ("shape only", "placeholder", "numpy")) for f in table.facts]
@@ -686,7 +718,7 @@ def _view(step: Any, traced: SownStep, costs: _Costs, compiled: dict[str, float]
     table = (
         same_rows(table, facts=tuple(facts), fact_codes=codes)
         .with_columns(*fact_columns(table, mesh), *size_columns(table), *columns)
-        .with_notes(badges)
+        .with_notes({row: tuple(of) for row, of in badges.items()})
     )
     table = table.with_headline(*_headline(totals, n_devices, memory))
     shown = table.chosen([c.name for c in columns if c.name not in _HIDDEN])
@@ -730,16 +762,15 @@ def _states(table: TreeTable, row_of: Mapping[Payer, int], costs: _Costs) -> dic
 def _headline(totals: Mapping[str, float], n_devices: int, memory: float | None) -> list[str]:
     phases = [f"{count_text(totals[name])} {name}" for name in ("forward", "backward", "update") if totals[name]]
     headline = [f"{count_text(totals['flops'])} FLOPs" + (f": {', '.join(phases)}" if len(phases) > 1 else "")]
-    if n_devices > 1:
-        headline.append(
-            f"{count_text(totals['flops'] / n_devices)} on each of {n_devices:,} devices, if evenly divided"
-        )
-    if totals["recomputed"]:
-        headline.append(f"{count_text(totals['recomputed'])} recomputed")
+    peak = f"estimated peak {bytes_text(totals['peak'])}{' per device' * (n_devices > 1)}"
+    if memory:
+        peak += f" of {bytes_text(memory)}: {'fits' if totals['peak'] <= memory else 'does not fit'}"
+    headline.append(peak)  # before what a narrow page cuts
     if totals["kept"]:
         headline.append(f"{bytes_text(totals['kept'])} kept for the backward pass")
-    per_device = " per device" if n_devices > 1 else ""
-    fits = ""
-    if memory:
-        fits = f" of {bytes_text(memory)}: {'fits' if totals['peak'] <= memory else 'does not fit'}"
-    return [*headline, f"estimated peak {bytes_text(totals['peak'])}{per_device}{fits}"]
+    if totals["recomputed"]:
+        headline.append(f"{count_text(totals['recomputed'])} recomputed")
+    if n_devices > 1:
+        per_device = f"{count_text(totals['flops'] / n_devices)} on each of {n_devices:,} devices"
+        headline.append(f"{per_device}, if evenly divided")
+    return headline

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.extend.core import Literal
 
 from treeviz.steps.tracing.primitives import (
     COND,
@@ -43,7 +44,6 @@ _MOVES = (IDENTITY | RESHAPES | GATHERS) | {
         "dynamic_update_slice",
         "concatenate",
         "pad",
-        "gather",
         "split",
         "select_and_gather_add",
     ),
@@ -60,6 +60,7 @@ _TRANSCENDENTALS = frozenset(
         "regularized_incomplete_beta",
     ]
 )  # fmt: skip
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1}  # JAX lowers no operation with this literal
 _WITHIN = {"logistic": 3.0, "erf_inv": 37.0}  # what XLA makes of them has other operations, too
 _REDUCTIONS = {
     "reduce_sum",
@@ -103,6 +104,14 @@ def _convolution(eqn: Any) -> float:
     return 2.0 * n_valid * n_features * out[numbers.out_spec[0]]
 
 
+def _gather(eqn: Any) -> float:
+    """What decides, with `mode="fill"`, as of `jnp.take` and embeddings, which indices are within bounds."""
+    if "FILL" not in str(eqn.params["mode"]):
+        return 0.0
+    n_indices, shape = size_of(eqn.invars[1]), eqn.invars[1].aval.shape
+    return 4.0 * n_indices - n_indices / max(shape[-1], 1) + size_of(eqn.outvars[0])
+
+
 def _window(eqn: Any) -> float:
     return size_of(eqn.outvars[0]) * max(math.prod(eqn.params["window_dimensions"]) - 1, 0)
 
@@ -131,6 +140,7 @@ def _square_matrix(factor: float) -> Callable[[Any], float]:
 _RULES: dict[str, Callable[[Any], float]] = {
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
+    "gather": _gather,
     "integer_pow": _power,
     "sort": _sort,
     "top_k": lambda eqn: size_of(eqn.invars[0]) * math.ceil(math.log2(max(eqn.params["k"], 2))),
@@ -157,8 +167,9 @@ _RULES: dict[str, Callable[[Any], float]] = {
 
 def work_of(eqn: Any) -> Work:
     """What one equation computes; nothing for one that only moves, and one operation per element by default."""
-    name = eqn.primitive.name
-    if name in _MOVES:
+    name, neutral = eqn.primitive.name, _NEUTRAL.get(eqn.primitive.name)
+    literals = [x.val for x in eqn.invars[name == "sub" :] if isinstance(x, Literal)]
+    if name in _MOVES or (neutral is not None and neutral in literals):
         return _NOTHING
     if name in _TRANSCENDENTALS:
         return Work(_WITHIN.get(name, 0) * size_of(eqn.outvars[0]), size_of(eqn.outvars[0]))
