@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import importlib
+import io
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
-from compiling import PLAIN_FLAGS
+
+from treeviz.steps.tracing import instrumented, watch
+from treeviz.tree import leaves as sharding
 
 for library in ("optax", "equinox", "anywidget"):
     pytest.importorskip(library)
@@ -28,38 +32,43 @@ CHECKED = {
     "kinds of memory": [r"\w+ is named right", r"the bytes in \w+ are counted there"],
     "the values of 60 arrays": ["one NaN among all values is counted", "no array keeps a copy"],
 }
-BOTH = """
-import sys
-sys.path.insert(0, sys.argv.pop(1))
-import gpu, jax
-from treeviz.steps.tracing import instrumented, watch
-from treeviz.tree import leaves as sharding
-
-gpu.best.__defaults__ = (1,)  # nobody reads how long it takes
-status = gpu.main()
-print(f"\\n@@ {status}")
-called, instrument = watch.Watched.__call__, instrumented.instrumented
-watch.Watched.__call__ = lambda self, *args: jax.tree.map(lambda x: x * 1.001, called(self, *args))
-instrumented.instrumented = lambda *args, **keywords: instrument(*args, **{**keywords, "donate": False})
-sharding._memory = lambda *_: "somewhere"
-gpu.locate_nan = lambda *_: None
-gpu.has_copies = lambda _: True
-gpu.best = lambda *_: 1.0
-gpu.time_step = gpu.move_window = gpu.read_values = lambda *_: None
-sys.exit(gpu.main())
-"""
 SABOTAGE = ["no array keeps a copy", "bits are the same", "each step that donates", "is named right", "a log of 0"]
 
 
 @pytest.fixture(scope="module")
 def said() -> tuple[str, str]:
-    """What the script says as it is, and when it is run again in the same process with all that it checks sabotaged."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": PLAIN_FLAGS}
-    command = [sys.executable, "-c", BOTH, str(SCRIPT.parent), "--small", "--minutes", "60"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    whole, status, sabotaged = done.stdout.partition("\n@@ 0\n")
-    assert status and done.returncode == 1, done.stdout + done.stderr
+    """What the script says as it is, and when it is run again with all that it checks sabotaged."""
+    called, instrument = watch.Watched.__call__, instrumented.instrumented
+    with pytest.MonkeyPatch.context() as patch, jax.numpy_rank_promotion("allow"):
+        patch.syspath_prepend(SCRIPT.parent)
+        gpu = importlib.import_module("gpu")
+        patch.setattr(sys, "argv", [str(SCRIPT), "--small", "--minutes", "60"])
+        patch.setattr(gpu.best, "__defaults__", (1,))  # nobody reads how long it takes
+        patch.setattr(jax.monitoring, "clear_event_listeners", lambda: None)  # those of other tests
+        whole, status = printed(gpu.main)
+        assert status == 0, whole
+        patch.setattr(watch.Watched, "__call__", lambda *call: jax.tree.map(lambda x: x * 1.001, called(*call)))
+        patch.setattr(
+            instrumented, "instrumented", lambda *args, **keywords: instrument(*args, **{**keywords, "donate": False})
+        )
+        patch.setattr(sharding, "_memory", lambda *_: "somewhere")
+        patch.setattr(gpu, "has_copies", lambda _: True)
+        patch.setattr(gpu, "best", lambda *_: 1.0)
+        for name in ("locate_nan", "time_step", "move_window", "read_values", "run_steps"):
+            patch.setattr(gpu, name, lambda *_, **__: None)
+        sabotaged, status = printed(gpu.main)
+        assert status == 1, sabotaged
     return whole, sabotaged
+
+
+def printed(main) -> tuple[str, int]:
+    promotion = jax.config.jax_numpy_rank_promotion
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            status = main()
+        finally:
+            jax.config.update("jax_numpy_rank_promotion", promotion)
+    return out.getvalue(), status
 
 
 def test_all_that_the_script_checks_holds_at_a_small_size_without_a_gpu(said):
