@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from wild.published import dense, mlp, normal
+from wild.published import dense, initialized, mlp, normal
 
 N_IN = 8
+X = np.ones((1, N_IN), np.float32)
 
 
 class Model(NamedTuple):
@@ -43,7 +43,7 @@ def linen() -> Model:
             return nn.Dense(1)(x)
 
     model = Network()
-    return Model(jax.jit(model.init)(jax.random.key(1), jnp.ones((1, N_IN))), model.apply, "['Dense_{}']")
+    return Model(initialized(model.init, jax.random.key(1), X), model.apply, "['Dense_{}']")
 
 
 def nnx() -> Model:
@@ -59,22 +59,24 @@ def nnx() -> Model:
                 x = nnx.relu(layer(x))
             return self.out(x)
 
-    graph, params = nnx.split(Network(nnx.Rngs(1)))
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: Network(nnx.Rngs(1))))
+    params = initialized(lambda: shapes)
     return Model(params, lambda params, x: nnx.merge(graph, params)(x), "['layers'][{}]")
 
 
 def equinox() -> Model:
     import equinox as eqx
 
-    params, static = eqx.partition(eqx.nn.MLP(N_IN, 1, 8, 5, key=jax.random.key(1)), eqx.is_inexact_array)
-    return Model(params, lambda params, x: jax.vmap(eqx.combine(params, static))(x), ".layers[{}]")
+    shapes = eqx.filter_eval_shape(lambda key: eqx.nn.MLP(N_IN, 1, 8, 5, key=key), jax.random.key(1))
+    shapes, static = eqx.partition(shapes, lambda x: hasattr(x, "shape"))
+    return Model(initialized(lambda: shapes), lambda params, x: jax.vmap(eqx.combine(params, static))(x), ".layers[{}]")
 
 
 def haiku() -> Model:
     import haiku as hk
 
     network = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8] * 5 + [1])(x)))
-    return Model(jax.jit(network.init)(jax.random.key(1), jnp.ones((1, N_IN))), network.apply, "['mlp/~/linear_{}']")
+    return Model(initialized(network.init, jax.random.key(1), X), network.apply, "['mlp/~/linear_{}']")
 
 
 def scanned_transformer() -> Model:

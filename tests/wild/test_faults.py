@@ -17,7 +17,7 @@ from wild.published import normal
 
 import treeviz as tv
 
-N_STEPS, BAD = 40, 25
+N_STEPS, BAD = 30, 22
 HERE = Path(__file__).name
 LINES = Path(__file__).read_text().splitlines()
 IS_BIAS = re.compile(r"\bb(ias)?\b")
@@ -140,11 +140,9 @@ def model(request) -> str:
     return request.param
 
 
-BY_HAND = ["dictionary", "scanned_transformer"]
-
-
-@pytest.fixture(params=[*BY_HAND, "equinox"])
+@pytest.fixture(params=["dictionary", "scanned_transformer"])
 def some_model(request) -> str:
+    """A leaf for each layer, and a stack of layers: where no place is named, a library has no say."""
     return request.param
 
 
@@ -152,9 +150,13 @@ def test_healthy_models_have_no_warning(model):
     assert [found for found in trained(model).findings if found.severity != "info"] == []
 
 
-@pytest.mark.parametrize("bad", [-1.0, 0.0], ids=["log of -1", "log of 0"])
-def test_a_bad_target_is_found_with_the_line_that_takes_its_logarithm(some_model, bad):
-    inspector = trained(some_model, bend=at_bad_step(lambda x, y: (x, np.full_like(y, bad))))
+@pytest.mark.parametrize(
+    ("model", "bad"),
+    [("dictionary", -1.0), ("dictionary", 0.0), ("scanned_transformer", -1.0)],
+    ids=["log of -1", "log of 0", "log of -1 in a scan"],
+)
+def test_a_bad_target_is_found_with_the_line_that_takes_its_logarithm(model, bad):
+    inspector = trained(model, bend=at_bad_step(lambda x, y: (x, np.full_like(y, bad))))
     first = inspector.findings[0]
     assert (first.kind, first.first, first.severity) == ("nonfinite", BAD, "error")
     origin = inspector.locate_nan()
@@ -162,8 +164,8 @@ def test_a_bad_target_is_found_with_the_line_that_takes_its_logarithm(some_model
     assert (origin.step, origin.primitive, origin.line, Path(origin.file).name) == (BAD, "log", LINE_OF_LOG, HERE)
 
 
-def test_a_batch_with_a_nan_is_found_as_an_argument(model):
-    inspector = trained(model, bend=at_bad_step(lambda x, y: (np.full_like(x, np.nan), y)))
+def test_a_batch_with_a_nan_is_found_as_an_argument(some_model):
+    inspector = trained(some_model, bend=at_bad_step(lambda x, y: (np.full_like(x, np.nan), y)))
     assert (inspector.findings[0].kind, inspector.findings[0].first) == ("nonfinite", BAD)
     origin = inspector.locate_nan()
     assert origin is not None and (origin.step, origin.direction, origin.argument) == (BAD, "input", "x")
@@ -228,12 +230,12 @@ PLANTED = {
 }  # fmt: skip
 
 
-LIBRARIES = [name for name in MODELS if name not in BY_HAND]  # one of them for each fault
+OTHERS = [name for name in MODELS if name != "scanned_transformer"]  # which has a row for each layer of a leaf
 
 
 @pytest.mark.parametrize(
     ("model", "fault"),
-    [(name, fault) for number, fault in enumerate(PLANTED) for name in (*BY_HAND, LIBRARIES[number % len(LIBRARIES)])],
+    [(name, fault) for n, fault in enumerate(PLANTED) for name in ("scanned_transformer", OTHERS[n % len(OTHERS)])],
 )
 def test_a_planted_fault_of_each_kind_is_found_in_its_place_and_comes_first(model, fault):
     plant, rate, source, layer = PLANTED[fault]
