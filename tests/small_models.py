@@ -55,17 +55,15 @@ def _layer_norm(x, scale):
 
 def transformer() -> Model:
     params = {
-        **{"embed": _normal(0, 11, 16), "place": _normal(1, 6, 16), "norm": np.ones(16, np.float32)},
-        **{name: _normal(k + 2, 16, 16) for k, name in enumerate("qkvo")},
+        **{"embed": _normal(0, 11, 16), "norm": np.ones(16, np.float32), "qkv": _normal(2, 16, 48)},
         **{"up": _normal(12, 16, 32), "down": _normal(14, 32, 16), "out": _normal(9, 16, 4)},
     }
 
     def apply(params, tokens):
-        x = params["embed"][tokens] + params["place"][None]
-        h = _layer_norm(x, params["norm"])
-        q, k, v = (h @ params[name] for name in "qkv")
+        x = params["embed"][tokens]
+        q, k, v = jnp.split(_layer_norm(x, params["norm"]) @ params["qkv"], 3, axis=-1)
         weights = jax.nn.softmax(jnp.einsum("bik,bjk->bij", q, k) / 4)
-        x = x + jnp.einsum("bij,bjk->bik", weights, v) @ params["o"]
+        x = x + jnp.einsum("bij,bjk->bik", weights, v)
         x = x + jax.nn.gelu(_layer_norm(x, params["norm"]) @ params["up"]) @ params["down"]
         return jnp.mean(x, 1) @ params["out"]
 
