@@ -13,6 +13,7 @@ import numpy as np
 from treeviz import integrations
 from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import unpack
+from treeviz.steps.tracing import instrumented
 from treeviz.steps.tracing.watch import watch as watch_jitted
 
 
@@ -53,6 +54,20 @@ class Recorder:
 
 def true_norms(tree) -> np.ndarray:
     return np.array([np.linalg.norm(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)])
+
+
+def beside(function: Callable, monkeypatch: Any) -> None:
+    """Let a watched step return `(what it returns, what the function returns)`, which one program computes.
+
+    What both compute is compiled once: that says that nothing but measuring is added, not that XLA rounds alike.
+    """
+    measured = instrumented._measured
+
+    def both(step, args, kwargs, *how):
+        out, measurement = measured(step, args, kwargs, *how)
+        return (out, function(*args, **kwargs)), measurement
+
+    monkeypatch.setattr(instrumented, "_measured", both)
 
 
 def numbers_in(x) -> np.ndarray:
@@ -123,6 +138,32 @@ def with_numbers(tree):
     is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)
     fill = lambda x: rng.normal(size=x.shape).astype(x.dtype) / 2 if is_shape(x) else x
     return jax.tree.map(lambda x: jax.device_put(fill(x)) if is_shape(x) else x, tree, is_leaf=is_shape)
+
+
+def started(init: Callable, *params: Any) -> Any:
+    """What `init` of an optimizer gives: by NumPy, where it only fills and copies, as nearly all do."""
+    program, shapes = jax.make_jaxpr(init, return_shape=True)(*params)
+    try:
+        leaves = by_numpy(program.jaxpr, [*program.consts, *jax.tree.leaves(params)])
+    except NotImplementedError:
+        return jax.jit(init)(*params)
+    return jax.device_put(jax.tree.unflatten(jax.tree.structure(shapes), leaves))
+
+
+def by_numpy(jaxpr: Any, arguments: list) -> list:
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
+    read = lambda atom: atom.val if hasattr(atom, "val") else values[atom]
+    for eqn in jaxpr.eqns:
+        name, given = eqn.primitive.name, [read(atom) for atom in eqn.invars]
+        if name in ("jit", "pjit"):
+            inner = eqn.params["jaxpr"]
+            results = by_numpy(inner.jaxpr, [*inner.consts, *given])
+        elif name in ("broadcast_in_dim", "convert_element_type", "copy", "empty") and len(given) < 2:
+            results = [np.full(eqn.outvars[0].aval.shape, given[0] if given else 0, eqn.outvars[0].aval.dtype)]
+        else:
+            raise NotImplementedError(name)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def on_devices(function: Callable, axis: str, in_specs: Any, out_specs: Any) -> Callable:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import copies, same_bytes, true_norms, watch, with_numbers
+from watched import copies, same_bytes, started, true_norms, watch, with_numbers
 
 rng = np.random.default_rng(0)
 x, y = jax.device_put((rng.normal(size=(9, 3)), rng.normal(size=(9, 2))))
@@ -40,22 +40,20 @@ def optimizers():
         "adamw": optax.adamw(schedule, weight_decay=0.1),
         "decay in the gradients": optax.chain(optax.add_decayed_weights(0.5), optax.adam(1e-2)),
         "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
-        "lion": optax.lion(1e-3),
         "lamb": optax.lamb(1e-2),
         "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
         "every second": optax.MultiSteps(optax.adam(1e-2), 2),
         "ema of updates": optax.chain(optax.adam(1e-2), optax.ema(0.9)),
         "lookahead of scale": optax.chain(optax.scale_by_rss(), optax.scale(-0.1)),
         "finite only": optax.apply_if_finite(optax.adam(1e-2), 3),
-        "hyperparameters": optax.inject_hyperparams(optax.adamw)(learning_rate=1e-2),
         "part": optax.multi_transform({"a": optax.adam(1e-2), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}),
     }
 
 
-PRECISE = ("momentum", "adamw", "lamb", "finite only")  # for these four, bits are compared as XLA compiles for a user
+PRECISE = ("momentum", "finite only")  # for these two, bits are compared as XLA compiles for a user
 OPTIMIZERS = [
-    *("sgd", "undamped", "adam", "decay in the gradients", "clipped", "lion", "adafactor", "every second"),
-    *("ema of updates", "lookahead of scale", "hyperparameters", "part"),
+    *("sgd", "undamped", "adamw", "decay in the gradients", "clipped", "lamb", "adafactor", "every second"),
+    *("ema of updates", "lookahead of scale", "part"),
 ]
 
 SAID = {"every second": "of each call", "clipped": "is the gradient before clipping"}
@@ -82,7 +80,7 @@ def test_whatever_the_optimizer_the_updates_are_what_it_adds(name, order, seen):
 
     step = jax.jit(step)
     params = jax.device_put({"w": rng.normal(size=(3, 2)), "b": np.ones(2)})
-    state, average = jax.jit(tx.init)(params), params
+    state, average = started(tx.init, params), params
     watched = watch(step, seen, updates=True)
     for _ in range(3):
         got = watched(params, state, average)
@@ -148,7 +146,7 @@ def test_of_an_equinox_step_the_models_arrays_are_measured(donate, seen):
         updates, opt_state = optimizer.update(gradients, opt_state, model)
         return eqx.apply_updates(model, updates), opt_state, value
 
-    state = jax.jit(optimizer.init)(eqx.filter(model, eqx.is_array))
+    state = started(optimizer.init, eqx.filter(model, eqx.is_array))
     watched = watch(step, seen, updates=True)
     for _ in range(3):
         old = jax.tree.map(lambda p: np.array(p, copy=True), eqx.filter(model, eqx.is_array))
@@ -158,7 +156,7 @@ def test_of_an_equinox_step_the_models_arrays_are_measured(donate, seen):
     assert seen.paths("updates") == tuple(f".layers[{i}].{name}" for i in range(2) for name in ("weight", "bias"))
 
 
-@pytest.mark.parametrize(("name", "options"), [("sgd", {}), ("momentum", {"graph": False}), ("adamw", {})], ids=str)
+@pytest.mark.parametrize(("name", "options"), [("momentum", {"graph": False}), ("adamw", {})], ids=str)
 def test_of_an_nnx_step_the_models_parameters_are_measured(name, options, seen):
     nnx = pytest.importorskip("flax.nnx")
     tx = optimizers()[name]
@@ -177,7 +175,8 @@ def test_of_an_nnx_step_the_models_parameters_are_measured(name, options, seen):
         optimizer.update(model, gradients)
         return value
 
-    model = Model(nnx.Rngs(0))
+    numbers = with_numbers(nnx.state(model := nnx.eval_shape(lambda: Model(nnx.Rngs(0)))))
+    nnx.update(model, numbers)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     watched = watch(step, seen, updates=True)
     for _ in range(3):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from watched import copies, same_bytes, watch, with_numbers
+from watched import copies, same_bytes, started, watch, with_numbers
 
 from treeviz.steps.tracing.watch import CannotWatch
 
@@ -27,7 +27,7 @@ def test_an_equinox_step_shows_the_models_gradients(donate, seen):
     optax = pytest.importorskip("optax")
     model = with_numbers(eqx.filter_eval_shape(lambda: eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))))
     optimizer = optax.sgd(1e-2, momentum=0.9)
-    start = model, jax.jit(optimizer.init)(eqx.filter(model, eqx.is_array))
+    start = model, started(optimizer.init, eqx.filter(model, eqx.is_array))
 
     def loss(model, x, y):
         return jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -59,7 +59,7 @@ def test_an_equinox_step_shows_the_models_gradients(donate, seen):
 def test_an_equinox_steps_methods_stay(seen):
     eqx = pytest.importorskip("equinox")
     step = eqx.filter_jit(lambda model, x: eqx.filter_grad(lambda m: jnp.sum(m(x[0])))(model))
-    model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    model = with_numbers(eqx.filter_eval_shape(lambda: eqx.nn.Linear(3, 2, key=jax.random.key(0))))
     watched = watch(step, seen)
     with pytest.warns(RuntimeWarning, match="nothing is measured when that is compiled and called"):
         assert watched.lower(model, x).as_text() == step.lower(model, x).as_text()
@@ -72,14 +72,14 @@ def test_an_equinox_steps_methods_stay(seen):
 @pytest.mark.optimized
 def test_exact_leaves_an_equinox_step_as_it_is(seen):
     eqx = pytest.importorskip("equinox")
-    model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    model = with_numbers(eqx.filter_eval_shape(lambda: eqx.nn.Linear(3, 2, key=jax.random.key(0))))
     gradient = eqx.filter_jit(eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(x) ** 2)))
 
     @eqx.filter_jit(donate="all-except-first")
     def step(x, model):
         return eqx.apply_updates(model, jax.tree.map(lambda g: -g, gradient(model)))
 
-    expected = step(x, jax.tree.map(jnp.copy, model))
+    expected = step(x, copies(model))
     true = gradient(model)
     assert same_bytes(watch(step, seen, exact=True)(x, model), expected)
     seen.check(true)
@@ -122,8 +122,8 @@ def nnx_gradients(model, x, y):
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize(
     ("options", "exact"),
-    [({}, False), ({"graph": False}, False), ({"donate_argnums": (0, 1)}, False), ({"donate_argnums": (0, 1)}, True)],
-    ids=["graph", "tree", "donated", "exact"],
+    [({"graph": False}, False), ({"donate_argnums": (0, 1)}, False), ({"donate_argnums": (0, 1)}, True)],
+    ids=["tree", "donated", "exact"],
 )
 def test_an_nnx_step_shows_the_models_gradients_and_changes_the_model_as_before(options, exact, seen):
     nnx = pytest.importorskip("flax.nnx")
@@ -212,7 +212,7 @@ def test_a_linen_train_state_shows_the_gradients_of_its_parameters(seen):
 def test_an_optax_chain_with_schedule_and_clipping_stays_as_it_is(seen):
     optax = pytest.importorskip("optax")
     tx = optax.chain(optax.clip(0.01), optax.adam(optax.cosine_decay_schedule(1e-2, 10)))
-    params = {"w": jnp.ones((3, 2))}
+    params = jax.device_put({"w": np.ones((3, 2), np.float32)})
 
     def loss(params):
         return jnp.mean((x @ params["w"] - y) ** 2)
@@ -223,10 +223,12 @@ def test_an_optax_chain_with_schedule_and_clipping_stays_as_it_is(seen):
         return optax.apply_updates(params, updates), state
 
     watched = watch(step, seen)
-    mine = yours = params, tx.init(params)
+    mine = yours = params, started(tx.init, params)
+    gradients_of = jax.jit(jax.grad(loss))
+    first = gradients_of(params)
     for i in range(4):
-        gradients = jax.grad(loss)(mine[0])
+        gradients = gradients_of(mine[0])
         mine, yours = watched(*mine), step(*yours)
         seen.check(gradients, at=i)
     assert same_bytes(mine, yours)
-    np.testing.assert_allclose(seen.norms(at=0)[0], np.linalg.norm(jax.grad(loss)(params)["w"]), rtol=1e-6)
+    np.testing.assert_allclose(seen.norms(at=0)[0], np.linalg.norm(first["w"]), rtol=1e-6)
