@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs_in_files import Training
 
 import treeviz
 from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON
@@ -39,9 +40,13 @@ _USE = "import jax, treeviz.api; jax.numpy.ones(3); print(*sys.modules)"
 @pytest.mark.oldest_jax
 def test_import_treeviz_loads_no_optional_library_and_no_part_of_a_notebook_and_the_command_no_jax(tmp_path):
     np.savez(tmp_path / "m.npz", a=np.ones(3))
+    Training(run := tmp_path / "run.treeviz").go_on(60)
     show = f"from treeviz.cli import main; main([{str(tmp_path / 'm.npz')!r}])"
-    *shown, first, last = fresh_python(f"import sys; {show}; print(*sys.modules); {_USE}").splitlines()
-    assert shown[-1].split()[:3] == ["└─", "a", "float64[3]"]
+    follow = f"main(['grads', {str(run)!r}, '--follow', '--total', '60'])"
+    serve = f"from treeviz.cli.site import Site, Path; Site([Path({str(run)!r})]).open('run.treeviz', print).content()"
+    program = f"import sys; {show}; {follow}; {serve}; print(*sys.modules); {_USE}"
+    *shown, finding, first, last = fresh_python(program).splitlines()
+    assert shown[-1].split()[:3] == ["└─", "a", "float64[3]"] and finding.startswith("error: 6 of 6 leaves")
     assert "jaxlib" not in first.split()
     loaded = set(last.split())
     assert {"treeviz.api", "jax.numpy", "jaxlib"} <= loaded

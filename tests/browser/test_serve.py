@@ -49,11 +49,19 @@ def test_a_run_is_followed_until_the_server_ends(opened, tmp_path):
         assert "token" not in window.url
         window.get_by_role("link", name="run", exact=True).click()
         expect(window.get_by_role("treeitem").first).to_contain_text("params")
+        others = [window.context.new_page() for _ in range(9)]  # more than a browser opens connections
+        for other in others:
+            other.goto(window.url)
+            expect(other.get_by_role("treeitem").first).to_contain_text("params")
         training.go_on(10)
-        expect(window.locator(".live")).to_contain_text("step 14")
+        for page in (window, *others):
+            expect(page.locator(".live")).to_contain_text("step 14")
+        for other in others[1:]:
+            other.close()
         expect(window.get_by_role("treeitem").filter(has_text="[2]")).to_have_count(1)
         window.get_by_role("treeitem").filter(has_text="[2]").press("ArrowLeft")  # closed rows stay closed
         training.go_on(40)
+        expect(others[0].locator(".live")).to_contain_text("step 54")
         expect(window.locator(".banner")).to_contain_text("6 of 6 leaves of grads were NaN or infinite at step 50")
         window.reload()
         expect(window.locator(".banner")).to_contain_text("at step 50")
@@ -72,14 +80,17 @@ def test_the_list_and_two_runs(opened, tmp_path):
     with serving(tmp_path) as port:
         window.goto(f"http://127.0.0.1:{port}/?token=t")
         expect(window.get_by_role("status")).to_have_text("0 runs, 1 checkpoint")
-        for name in ("a", "b"):
-            Training(tmp_path / f"{name}.treeviz").go_on(60 if name == "b" else 10)
+        trainings = {name: Training(tmp_path / f"{name}.treeviz") for name in ("a", "b")}
+        for name, training in trainings.items():
+            training.go_on(60 if name == "b" else 10)
         expect(window.get_by_role("status")).to_have_text("2 runs, 1 checkpoint")
         expect(window.get_by_role("row").filter(has_text="at step 50")).to_have_count(1)
         for name in ("a", "b"):
             window.get_by_label(f"Choose {name}.treeviz").check()
         window.get_by_role("link", name="Compare the two").click()
         expect(window.get_by_text("10 steps compared")).to_be_visible()
+        trainings["a"].go_on(5)
+        expect(window.get_by_text("15 steps compared")).to_be_visible()
         window.goto(f"http://127.0.0.1:{port}/at/params.npz")
         window.get_by_role("treeitem").last.click()
         expect(window.get_by_text(re.compile(r"\[0:3, 0:4\] float64"))).to_be_visible()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
+import zlib
 from pathlib import Path
 from urllib.parse import urljoin
 from urllib.request import HTTPCookieProcessor, build_opener
@@ -21,7 +25,8 @@ from runs_in_files import Training
 
 from treeviz.cli import main
 from treeviz.cli.output import TROUBLE
-from treeviz.steps.recording.history_file import Followed, load
+from treeviz.inspector.panel import Throttle
+from treeviz.steps.recording.history_file import Followed, keep, load
 
 starlette = pytest.importorskip("treeviz.integrations.starlette", reason="starlette is not installed")
 site = pytest.importorskip("treeviz.cli.site")
@@ -119,7 +124,7 @@ def test_nothing_is_read_that_is_not_in_the_list(folder, key):
     for kind in ("tree", "events", "assets"):
         answer = client.get(f"/{kind}/{key}")
         assert answer.status_code == 404 and "secret" not in answer.text and "root:" not in answer.text
-    assert client.get("/two", params={"left": key, "right": "run.treeviz"}).status_code == 404
+    assert client.get("/tree", params={"left": key, "right": "run.treeviz"}).status_code == 404
 
 
 def test_a_checkpoint_is_read_on_demand(folder):
@@ -140,9 +145,23 @@ def test_a_checkpoint_is_read_on_demand(folder):
     assert client.get("/tree/broken.treeviz").status_code == 200  # a run may begin there
 
 
-def test_two_runs_are_one_page(folder):
-    page = client_of(site.Site([folder])).get("/two", params={"left": "run.treeviz", "right": "old/run.treeviz"})
-    assert page.status_code == 200 and "10 steps compared" in page.text
+def test_two_runs_are_one_page_which_follows_both(folder):
+    served, two = site.Site([folder]), {"left": "run.treeviz", "right": "old/run.treeviz"}
+    client, events = client_of(served), []
+    packed = client.get("/tree", params=two).content.partition(b"\n")[2]
+    assert b"10 steps compared" in zlib.decompress(packed, -15)
+    request = {"op": "detail", "id": 1, "version": 0, "numbers": [1]}
+    assert client.post("/ask", params=two, json=request).json()["content"] == {"sections": [], "op": "answer", "id": 1}
+    assert client.get("/tree", params={**two, "right": "params.npz"}).status_code == 422
+    runs = served.open(tuple(two.values()), lambda *event: events.append(event))
+    runs._throttle = Throttle(most_per_s=np.inf, share=np.inf)
+    assert runs.poll() == "" and not events
+    history = load(folder / "old" / "run.treeviz")
+    numbers = {"grads": {"norm": np.ones(6), "nonfinite": np.zeros(6, np.int64)}}
+    keep(history, folder / "old" / "run.treeviz")
+    history.append(10, numbers)
+    assert runs.poll() == "" and [(kind, content["version"]) for kind, content, _ in events] == [("tree", 1)]
+    assert b"11 steps compared" in zlib.decompress(runs.content().partition(b"\n")[2], -15)
 
 
 def test_few_items_stay_open(folder):
@@ -205,19 +224,81 @@ def test_an_inspector_serves_the_file_that_it_keeps(tmp_path, monkeypatch):
 
 @in_a_thread  # that of another test may have an event loop
 def test_a_page_that_stops_reading_holds_nothing_up():
-    async def publish_to(streams):
-        channel = starlette._Channel()
-        channel.streams = streams
-        for n in range(3 * starlette.MOST_WAITING):
-            channel.publish("message", {"n": n}, [])
+    async def received():
+        channel, reads, stopped = starlette._Channel(), starlette.Stream(), starlette.Stream()
+        channel.streams = {reads, stopped}
+        buffer, events = bytes(starlette.MOST_WAITING // 8), []
+        for n in range(20):
+            channel.publish("message", {"n": n}, [buffer])
+            await asyncio.sleep(0)
+            events.append(await reads.get())
+        missed = [await stopped.get()]
+        channel.publish("message", {"n": 20}, [buffer])
         await asyncio.sleep(0)
-        return [stream.qsize() for stream in streams]
+        return events, [*missed, await stopped.get()], await reads.get()
 
-    async def both():
-        reads, stopped = asyncio.Queue(), asyncio.Queue(starlette.MOST_WAITING)
-        return await publish_to({reads: None, stopped: None})
+    events, missed, last = asyncio.run(received())
+    assert [json.loads(event.partition(b"data: ")[2])["content"]["n"] for event in events] == [*range(20)]
+    assert missed == [b"event: missed\ndata: {}\n\n", last]
 
-    assert asyncio.run(both()) == [3 * starlette.MOST_WAITING, starlette.MOST_WAITING]
+
+def test_a_page_that_comes_later_has_all_steps_and_the_others_are_left_alone(tmp_path):
+    training, events = Training(tmp_path / "run.treeviz"), []
+    training.go_on(5)
+    served = site.Site([tmp_path])
+    run = served.open("run.treeviz", lambda *event: events.append(event))
+    run._panel._ticker.stop()  # which shows the whole run after five seconds
+    training.go_on(5)
+    run.poll()
+    training.go_on(5)
+    served.items()
+    served._searching.join()
+    assert served.items()[0]["steps"] == 15  # of the run that is open
+    run.content()
+    (kind, tree, _), (other, news, buffers) = events
+    assert (kind, tree["version"], tree["status"]["state"]) == ("tree", 1, "running")
+    assert (other, news["op"], news["n"], len(buffers)) == ("message", "append", 5, 5)
+    content = run.content()
+    traits = json.loads(content.partition(b"\n")[0])
+    assert (traits["_version"], traits["_live"]["sequence"]) == (2, news["sequence"])
+    assert run.content() == content and len(events) == 2
+    run.close()
+
+
+def test_a_run_that_another_one_replaces_is_shown_and_what_is_no_run_is_named(tmp_path):
+    for name in ("run", "other"):
+        Training(tmp_path / f"{name}.treeviz").go_on(5 if name == "run" else 10)
+    events = []
+    run = site.Site([tmp_path]).open("run.treeviz", lambda *event: events.append(event))
+    for end in ("", ".journal"):
+        os.replace(tmp_path / f"other.treeviz{end}", tmp_path / f"run.treeviz{end}")
+    assert run.poll() == "" and [(kind, content["status"]["step"]) for kind, content, _ in events] == [("tree", 9)]
+    packed = run.content().partition(b"\n")[2]
+    (tmp_path / "run.treeviz").write_bytes(b"no run")
+    assert "is not a run" in run.poll() and run.content().endswith(packed)
+    (tmp_path / "run.treeviz").unlink()
+    assert run.poll().endswith("run.treeviz is gone") and run.content().endswith(packed)
+    run.close()
+
+
+def test_who_sends_half_a_request_or_too_long_a_one_is_put_off(folder, monkeypatch):
+    monkeypatch.setattr(starlette, "_REQUEST_WITHIN_S", 0.05)
+    listening = starlette.listening_socket(0)
+    server = starlette.Server(site.Site([folder]), TOKEN, 1)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        for request, answer in (
+            (b"GET / HTTP/1.1\r\nHost: 127.0", b""),
+            (b"GET /?" + b"a" * 1_000_000 + b" HTTP/1.1\r\n", b"HTTP/1.1 400"),
+            (b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n", b"HTTP/1.1 403"),
+        ):
+            with socket.create_connection(listening.getsockname()[:2]) as client, contextlib.suppress(ConnectionError):
+                client.sendall(request)
+                assert client.recv(12) == answer
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 TRAIN = """

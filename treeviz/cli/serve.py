@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import secrets
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 from treeviz.cli.output import SAME, number, print_error
 
 PORT = 8710
+_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -43,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     for path in options.paths:
         if not path.exists() and path.suffix != RUN:  # a run may begin later
             raise FileNotFoundError(2, os.strerror(2), str(path))
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc: large arrays go back when they are freed
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 18)
     if options.until_eof:
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(SAME)), daemon=True).start()
     serve(Site(options.paths), options.port, secrets.token_urlsafe(24), opens=options.open, say=print_error)

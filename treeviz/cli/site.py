@@ -8,20 +8,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from treeviz.cli.output import one_line
-from treeviz.explorer.explored import Explored
-from treeviz.inspector.served import ServedRun, ServedTree
-from treeviz.inspector.two_runs import compare_runs
+from treeviz.inspector.served import ServedRun, ServedTree, TwoServedRuns
 from treeviz.inspector.views import newest_scalars
-from treeviz.prepare import prepare
 from treeviz.reader import READERS, identifier, is_checkpoint, read
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import main_source
 from treeviz.steps.recording.history_file import journal_of, load
 from treeviz.views.tree_view import TreeView
+
+if TYPE_CHECKING:
+    from treeviz.explorer.explored import Explored
 
 RUN = ".treeviz"
 MOST_ITEMS, _MOST_LEVELS = 10_000, 6
@@ -39,6 +40,8 @@ class Site:
         # By key: of which content, what, and when to read it again at the earliest.
         self._facts: dict[str, tuple[tuple[float, int], dict[str, Any], float]] = {}
         self._searching: threading.Thread | None = None
+        self._opened: WeakValueDictionary[str, ServedRun] = WeakValueDictionary()
+        self._loading = threading.Lock()  # one run at a time, since a large one takes memory and a processor
 
     def _found(self) -> Iterator[tuple[str, Path, bool]]:
         """The key and the path of each item, and whether it is a run."""
@@ -86,32 +89,31 @@ class Site:
     def _search(self, listed: list[dict[str, Any]]) -> None:
         paths = self._by_key()
         for item in listed:
-            if item["isOld"] and item["key"] in paths:
+            if item["isOld"] and (key := item["key"]) in paths:
                 began = time.monotonic()
-                facts = _facts_of(paths[item["key"]][0])
+                with self._loading:
+                    facts = _facts_of(paths[key][0], self._opened.get(key))
                 again = time.monotonic() + (time.monotonic() - began) / _SHARE
                 self._facts[item["key"]] = (item["written"], item["bytes"]), facts, again
 
-    def open(self, key: str, publish: Any) -> Any:
-        """Open a run or a checkpoint: a `ServedRun` or a `ServedTree`.
+    def open(self, key: str | tuple[str, str], publish: Any) -> Any:
+        """Open a run, a checkpoint or two runs: a `ServedRun`, a `ServedTree` or `TwoServedRuns`.
 
         Raises:
           KeyError: There is none of this key.
           OSError, ValueError, ImportError: It cannot be read.
         """
-        path, is_run = self._by_key()[key]
-        return ServedRun(path, publish) if is_run else ServedTree(_explored(path))
-
-    def two(self, left: str, right: str) -> str:
-        """The page of two runs: where they part.
-
-        Raises:
-          KeyError: There is no such run.
-          OSError, ValueError: One cannot be read, or they have no tree in common.
-        """
         paths = self._by_key()
-        histories = [load(paths[key][0]) for key in (left, right)]
-        return compare_runs(histories[0], histories[1], (left, right)).view.html()
+        if isinstance(key, tuple):
+            with self._loading:
+                return TwoServedRuns([paths[each][0] for each in key], key, publish)
+        path, is_run = paths[key]
+        if not is_run:
+            return ServedTree(_explored(path))
+        with self._loading:
+            run = self._opened[key] = ServedRun(path, publish)
+            run.content()  # it is kept
+        return run
 
 
 def _is_item(name: str) -> bool:
@@ -128,27 +130,34 @@ def _content_of(path: Path) -> tuple[float, int]:
     return written, n_bytes
 
 
-def _facts_of(path: Path) -> dict[str, Any]:
-    """What the list says of a run; what is wrong with its file as a finding."""
+def _facts_of(path: Path, opened: ServedRun | None) -> dict[str, Any]:
+    """What the list says of a run, which a page may have opened; what is wrong with its file as a finding."""
     try:
-        history = load(path)
-        if not history:
-            return {"steps": 0}
-        found = findings(history, thresholds=Thresholds())
-        source = main_source(history)
-        recorded = history.values(source, history.statistics(source)[0])
-        facts: dict[str, Any] = {
-            "name": history.name,
-            "steps": int(recorded.n.sum()),
-            "scalars": newest_scalars(history),
-        }
-        facts["findings"] = [[finding.severity, finding.sentence] for finding in found[:3]]
-        return {**facts, "nFindings": len(found), "step": recorded.numbering.text(recorded.ends[-1])}
+        # A page goes on with a later run of the same name.
+        is_as_shown = opened is not None and opened.path == path
+        with opened.read() if opened and is_as_shown else contextlib.nullcontext(load(path)) as history:
+            if not history:
+                return {"steps": 0}
+            found = findings(history, thresholds=Thresholds())
+            source = main_source(history)
+            recorded = history.tracks[source, history.statistics(source)[0]].entry_steps()
+            numbering = history.numbering(source)
+            return {
+                "name": history.name,
+                "steps": int(recorded[2].sum()),
+                "step": numbering.text(numbering.position(recorded[1, -1], recorded[4, -1])),
+                "scalars": newest_scalars(history),
+                "findings": [[finding.severity, finding.sentence] for finding in found[:3]],
+                "nFindings": len(found),
+            }
     except Exception as error:  # a file of another program, or one that is being written
         return {"findings": [["error", one_line(error)]], "nFindings": 1}
 
 
 def _explored(path: Path) -> Explored:
+    from treeviz.explorer.explored import Explored
+    from treeviz.prepare import prepare
+
     def make_view(tree: Any, trees: Any) -> tuple[TreeView, list[Any]]:
         prepared = prepare(tree, name=identifier(path))
         return TreeView(prepared.table, prepared.columns), prepared.nodes

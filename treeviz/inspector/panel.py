@@ -17,11 +17,11 @@ from treeviz.inspector.views import newest_scalars, running_view, waiting_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Finding, Thresholds
 from treeviz.steps.recording.history import History, Track, main_source, occurs_in
-from treeviz.steps.recording.recorder import Ticker
 from treeviz.steps.series import as_float32, is_of_step, position_of, scalar_series, table_of_source
 from treeviz.steps.statistics import StopTraining
 from treeviz.tree.layers import part_of, row_for_jax
 from treeviz.tree.paths import follow, occurrence, parse_key, steps_of
+from treeviz.tree.runtime import Ticker
 from treeviz.tree.series import InnerSteps, merged
 from treeviz.tree.text import error_text
 from treeviz.views.html.payload import pack_series
@@ -144,7 +144,7 @@ ShownT = TypeVar("ShownT", bound=Shown)
 
 MOST_PER_S = 8
 SHARE = 0.02  # of wall time, for updates
-MOST_BUCKETS = 16  # per message
+MOST_BUCKETS, _MOST_NORMS = 16, 1 << 17  # per message; norms of all leaves and buckets
 MOST_FINDINGS = 50
 MOST_CURVES, _MOST_POINTS = 6, 128  # scalars that a page shows, and buckets per scalar: some 3 kB per curve
 
@@ -370,10 +370,13 @@ class RunMessages:
             self.state, self._reason = "running", ""
         self._poll_findings(history, now=True)
         self.progress.count(history.last(source)[0])
-        view = running_view(history, history.tree, self._findings)
         self._sequence += 1
         self._n_steps, self._n_scalars = history.tracks[source, "norm"].n_steps, history.scalars.n_appended
-        return view
+        return self.view(history)
+
+    def view(self, history: History) -> TreeView:
+        """The tree, with what was sent."""
+        return running_view(history, history.tree, self._findings)
 
     def begin(self, source: str, history: History) -> None:
         """Record that the first steps of the run were read."""
@@ -419,7 +422,8 @@ class RunMessages:
         bad = np.isinf(steps.high)
         if counts is not None:
             bad |= occurs_in(counts.newest(n_new, history.inner), steps)
-        starts = np.arange(0, len(steps.n), -(-len(steps.n) // MOST_BUCKETS))
+        most = min(MOST_BUCKETS, max(1, _MOST_NORMS // bad.shape[1]))
+        starts = np.arange(0, len(steps.n), -(-len(steps.n) // most))
         low, high, latest = map(as_float32, merged(steps.low, steps.high, steps.latest, starts))
         first, until = steps.begins[starts], steps.ends[np.append(starts[1:], len(steps.n)) - 1]
         n, bad = np.add.reduceat(steps.n, starts), np.logical_or.reduceat(bad, starts, axis=0)
@@ -515,6 +519,7 @@ class LivePanel:
         self._progress = self._messages.progress
         self.backend = LiveBackend(self._inspector, self, waiting_view(inspector.name))
         self._widget: Shown | None = None
+        self._viewed = 0  # the number of the last message that the view has
         self._finish_again = 0.0  # the earliest time for the next final view
         self._in_cell = False
         self._shell_thread = threading.get_ident()
@@ -583,8 +588,21 @@ class LivePanel:
             is_running = self._messages.state == "running"
             self._show(self._messages.tree_so_far(recorder.history) if is_running else self.backend.view)
 
+    def renew(self) -> dict[str, Any] | None:
+        """Add what was sent to the view, for a page that comes later. Returns the status then; None if it has all."""
+        recorder = self._recorder()
+        if recorder is None or not self._messages.can_append(recorder.history):
+            return None
+        self.send_updates()
+        status = self._messages.status()
+        if status["sequence"] == self._viewed:
+            return None
+        self.backend.view, self._viewed = self._messages.view(recorder.history), status["sequence"]
+        return status
+
     def _show(self, view: TreeView) -> None:
         is_another, self.backend.view = len(view.table) != len(self.backend.view.table), view
+        self._viewed = self._messages.status()["sequence"]
         if self._widget is not None:
             self._widget.follow(self._messages.status(), renewed=True, is_another=is_another)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT
 from treeviz.inspector.runs import SampledParams
 from treeviz.steps.findings.find import Alarm
 from treeviz.steps.findings.finding import SCALARS, Finding, Thresholds
@@ -27,6 +26,7 @@ from treeviz.steps.recording.recorder import Recorder, Ticker, close_at_exit
 from treeviz.steps.series import table_of_source
 from treeviz.steps.statistics import kind_of, result_kind, sibling_name
 from treeviz.tree.runtime import Lock
+from treeviz.tree.series import FIRST_EXPONENT
 from treeviz.tree.text import class_name, error_text, module_name
 
 # Adapters of experiment loggers. No library is imported: the object that the user passes identifies it.

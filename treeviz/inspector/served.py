@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import re
 import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-from treeviz.inspector.panel import LivePanel
+from treeviz.inspector.panel import LivePanel, Throttle
+from treeviz.inspector.two_runs import compare_runs
 from treeviz.inspector.views import whole_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
@@ -55,6 +59,10 @@ class Pages:
         self._status = status
         self.version += renewed
         self._publish("tree" if renewed else "status", {"version": self.version, "status": self._complete(status)}, ())
+
+    def renew(self, status: dict[str, Any]) -> None:
+        """Give the view to the next page; those that are here have what is new."""
+        self._status, self.version = status, self.version + 1
 
     def send_message(self, message: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         self._publish("message", message, buffers)
@@ -100,6 +108,10 @@ class _Recorder:
     @property
     def history(self) -> History:
         return self._followed.history or self._nothing
+
+    @property
+    def path(self) -> Path:
+        return self._followed.path
 
     @property
     def written(self) -> float:
@@ -163,8 +175,21 @@ class ServedRun:
                     listener.was_read()
         return self._recorder.trouble
 
+    @property
+    def path(self) -> Path:
+        return self._recorder.path
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[History]:
+        """The run as it is now; no other thread adds to it meanwhile."""
+        with self._recorder.reading:
+            self.poll()
+            yield self._recorder.history
+
     def content(self) -> bytes:
         with self._recorder.reading:
+            if (status := self._panel.renew()) is not None:
+                self._pages.renew(status)
             return self._pages.content()
 
     def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
@@ -172,6 +197,48 @@ class ServedRun:
 
     def close(self) -> None:
         self._panel.close()
+
+
+class TwoServedRuns:
+    """Two runs side by side, which are followed in their files. Rows have no details."""
+
+    def __init__(self, paths: Sequence[Path], names: tuple[str, str], publish: Publish) -> None:
+        self._followed, self._names = [*map(Followed, paths)], names
+        self._throttle, self._is_new, self._lock = Throttle(share=_SHARE), True, threading.Lock()
+        for followed in self._followed:
+            followed.read()
+        self._shown: Any = SimpleNamespace(view=self._compared(), answer=lambda *_: ({"sections": []}, []))
+        self._pages = Pages(self._shown, {}, publish)
+
+    def _compared(self) -> TreeView:
+        before, (left, right) = time.thread_time(), (followed.history or History([]) for followed in self._followed)
+        try:
+            return compare_runs(left, right, self._names).view
+        finally:
+            self._is_new = False
+            self._throttle.spent(time.thread_time() - before)
+
+    def poll(self) -> str:
+        with self._lock:
+            news, troubles = zip(*[followed.update() for followed in self._followed], strict=True)
+            self._is_new |= any(news)
+            if self._is_new and self._throttle.is_due():
+                try:
+                    self._shown.view = self._compared()
+                    self._pages.follow({}, renewed=True)
+                except ValueError as error:
+                    troubles = (str(error),)
+            return " · ".join(filter(None, troubles))
+
+    def content(self) -> bytes:
+        with self._lock:
+            return self._pages.content()
+
+    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
+        return self._pages.answer(content)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Server:

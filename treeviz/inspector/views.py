@@ -9,7 +9,6 @@ import numpy as np
 
 from treeviz.analysis.facts import headline, size_columns
 from treeviz.steps.findings.finding import Finding
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, main_source, source_named
 from treeviz.steps.series import (
     activation_columns,
@@ -20,7 +19,7 @@ from treeviz.steps.series import (
     scalar_series,
     table_of_source,
 )
-from treeviz.steps.statistics import is_beside, result_kind, section_of, sibling_name, wholes
+from treeviz.steps.statistics import MeasuredTree, is_beside, result_kind, section_of, sibling_name, wholes
 from treeviz.tree.facts import Column
 from treeviz.tree.paths import table_of_paths
 from treeviz.tree.table import TreeTable

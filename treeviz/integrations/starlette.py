@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import socket
 import webbrowser
 from base64 import b64encode
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
@@ -22,15 +21,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treeviz.tree.text import error_text
 from treeviz.views.html.bundle import script
 
-POLL_S = 0.25  # between two looks at the file of a run that somebody looks at
-MOST_WAITING = 64  # events for a page that does not read them; then it misses some, notices, and asks for all
+POLL_S, _MOST_PER_S = 0.25, 1 << 25  # between two looks at the file of a run; bytes for all its pages
+MOST_WAITING = 1 << 22  # bytes of events for a page that does not read them
+_PIECE = 1 << 16  # bytes that are sent at once, so that no more of an event waits in a socket
 MOST_OPEN = 8  # items
+_KEYS = "/{key:path}", ""  # of an item; of two, in the query
 _PORT, _N_PORTS = 8710, 50
 _LONGEST_REQUEST = 1 << 16  # bytes
+_REQUEST_WITHIN_S = 10.0
 _ALIVE_S = 15.0  # between two signs of life of an event stream, by which a closed one is noticed
 # Everything comes from this server; the front end sets styles of elements, and makes pictures for downloads.
 _POLICY = (
@@ -42,6 +45,7 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
+    "Connection": "close",  # so that each connection has one request, and a time for it
 }
 
 
@@ -58,8 +62,35 @@ class Site(Protocol):
     """What is served: `treeviz.cli.serve.Site`. Called from a thread."""
 
     def items(self) -> list[dict[str, Any]]: ...
-    def open(self, key: str, publish: Any) -> Item: ...
-    def two(self, left: str, right: str) -> str: ...
+    def open(self, key: str | tuple[str, str], publish: Any) -> Item: ...
+
+
+class Stream:
+    """The events that wait for a page: some, which all pages share, or only that it missed them and is to read all."""
+
+    def __init__(self) -> None:
+        self._events: deque[bytes] = deque()
+        self._n_bytes = 0
+        self._is_new = asyncio.Event()
+
+    def put(self, event: bytes) -> None:
+        """Add an event; b"" ends the stream."""
+        if _MISSED in self._events and event:
+            return
+        if event and self._events and self._n_bytes + len(event) > MOST_WAITING:
+            self._events.clear()
+            event = _MISSED
+        self._events.append(event)
+        self._n_bytes = sum(map(len, self._events))
+        self._is_new.set()
+
+    async def get(self) -> bytes:
+        await self._is_new.wait()
+        event = self._events.popleft()
+        self._n_bytes -= len(event)
+        if not self._events:
+            self._is_new.clear()
+        return event
 
 
 class _Channel:
@@ -68,26 +99,20 @@ class _Channel:
     def __init__(self) -> None:
         self.item: Item | None = None
         self.opening = asyncio.Lock()
-        self.streams: set[asyncio.Queue[bytes | None]] = set()  # None ends a stream
+        self.streams: set[Stream] = set()
         self.polling: asyncio.Task[None] | None = None
+        self._n_sent = 0  # bytes, since the last look at the file
         self._loop = asyncio.get_running_loop()
 
     def publish(self, kind: str, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
         """Send an event to all pages; from any thread."""
         if self.streams:
-            self._loop.call_soon_threadsafe(self._put, _event(kind, _message(content, buffers)))
+            self._loop.call_soon_threadsafe(self.put, _event(kind, _message(content, buffers)))
 
-    def _put(self, event: bytes) -> None:
+    def put(self, event: bytes) -> None:
+        self._n_sent += len(event) * len(self.streams)
         for stream in self.streams:
-            with contextlib.suppress(asyncio.QueueFull):
-                stream.put_nowait(event)
-
-    def end(self) -> None:
-        """End the event streams."""
-        for stream in self.streams:
-            if stream.full():
-                stream.get_nowait()
-            stream.put_nowait(None)
+            stream.put(event)
 
     async def poll(self) -> None:
         """Read what is new, as long as a page shows the item."""
@@ -97,7 +122,8 @@ class _Channel:
             if trouble != before:
                 self.publish("trouble", {"text": trouble}, ())
             before = trouble
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, self._n_sent / _MOST_PER_S))
+            self._n_sent = 0
 
 
 def _message(content: Mapping[str, Any], buffers: Sequence[bytes]) -> dict[str, Any]:
@@ -109,16 +135,19 @@ def _event(kind: str, data: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
+_MISSED = _event("missed", {})
+
+
 class _Pages:
     """The handlers of the server."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._channels: OrderedDict[str, _Channel] = OrderedDict()
+        self._channels: OrderedDict[str | tuple[str, str], _Channel] = OrderedDict()
 
     def end(self) -> None:
         for channel in self._channels.values():
-            channel.end()
+            channel.put(b"")
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
@@ -132,10 +161,6 @@ class _Pages:
 
     async def list(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self._site.items))
-
-    async def two(self, request: Request) -> Response:
-        keys = [request.query_params.get(name, "") for name in ("left", "right")]
-        return HTMLResponse(await _or_http_error(self._site.two, *keys))  # its own policy is in it
 
     async def tree(self, request: Request) -> Response:
         channel = await self._channel(request)
@@ -162,26 +187,28 @@ class _Pages:
         return StreamingResponse(self._stream(channel), media_type="text/event-stream")
 
     async def _stream(self, channel: _Channel) -> AsyncIterator[bytes]:
-        stream: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        stream = Stream()
         channel.streams.add(stream)
         if channel.polling is None or channel.polling.done():
             channel.polling = asyncio.create_task(channel.poll())
         try:
             yield b": hello\n\n"
-            event: bytes | None = b""
-            while event is not None:
+            while True:
                 try:
                     event = await asyncio.wait_for(stream.get(), _ALIVE_S)
                 except TimeoutError:
                     event = b": alive\n\n"
-                if event is not None:
-                    yield event
+                if not event:
+                    return
+                for start in range(0, len(event), _PIECE):
+                    yield event[start : start + _PIECE]
         finally:
             channel.streams.discard(stream)
 
     async def _channel(self, request: Request) -> _Channel:
         """The channel of an item, opened if it is not; then one that no page shows is closed, if there are many."""
-        key = request.path_params["key"]
+        left, right = (request.query_params.get(name, "") for name in ("left", "right"))
+        key = request.path_params.get("key", (left, right))
         if key not in self._channels:
             self._channels[key] = _Channel()
         channel = self._channels[key]
@@ -269,14 +296,22 @@ def _guarded(pages: _Pages, token: str, port: int) -> ASGIApp:
     routes = [
         Route("/", pages.page),
         Route("/list", pages.list),
-        Route("/two", pages.two),
+        Route("/two", pages.page),
         Route("/assets/{name}", pages.script),
         Route("/at/{key:path}", pages.page),
-        Route("/tree/{key:path}", pages.tree),
-        Route("/events/{key:path}", pages.events),
-        Route("/ask/{key:path}", pages.ask, methods=["POST"]),
+        *(Route(f"/tree{of}", pages.tree) for of in _KEYS),
+        *(Route(f"/events{of}", pages.events) for of in _KEYS),
+        *(Route(f"/ask{of}", pages.ask, methods=["POST"]) for of in _KEYS),
     ]
     return _Guard(Starlette(routes=routes), token, f"treeviz-{port}")
+
+
+class _Protocol(H11Protocol):
+    """Ends a connection whose request does not come."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[bad-override]
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_WITHIN_S, lambda: self.cycle is None and transport.close())
 
 
 class Server(uvicorn.Server):
@@ -284,9 +319,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, site: Site, token: str, port: int) -> None:
         self._pages = _Pages(site)
-        quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+        how: dict[str, Any] = {"http": _Protocol, "log_level": "warning", "access_log": False, "server_header": False}
         app = _guarded(self._pages, token, port)
-        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=2, **quiet))
+        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=2, **how))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._pages.end()

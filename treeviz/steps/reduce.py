@@ -16,7 +16,6 @@ import numpy as np
 from jax import lax, tree_util
 from jax.custom_batching import custom_vmap
 
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, N_BINS
 from treeviz.steps.statistics import (
     EXPONENT_ZERO,
     HUGE,
@@ -30,6 +29,7 @@ from treeviz.steps.statistics import (
     Axes,
     n_words,
 )
+from treeviz.tree.series import FIRST_EXPONENT, N_BINS
 
 # A barrier between a step and what is measured of it, so that measuring changes nothing of how the step is computed.
 

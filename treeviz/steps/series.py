@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
 
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings.finding import SCALARS, Finding
 from treeviz.steps.recording.history import History, Timeline, occurs_in
 from treeviz.steps.statistics import (
     ROLES,
     STATISTICS,
+    MeasuredTree,
     Statistic,
     is_beside,
     kind_of,
@@ -26,27 +27,36 @@ from treeviz.steps.statistics import (
 from treeviz.tree.facts import Column, Facts
 from treeviz.tree.layers import open_stacks
 from treeviz.tree.paths import table_of_paths
-from treeviz.tree.series import FindingMark, Histograms, Series
+from treeviz.tree.series import FIRST_EXPONENT, N_BINS, FindingMark, Histograms, Series
 from treeviz.tree.table import TreeTable
 
 MOST_BUCKETS = 400  # per series: about what fits on a screen
 _LOG_FROM = 30  # times the least value; beyond it, a scalar's scale is logarithmic
+_AT_ONCE = 1 << 18  # norms that are rolled up in one call
 _MOST_COUNTS = 4_000_000  # of all histograms
 _EDGES = 2.0 ** np.arange(FIRST_EXPONENT, FIRST_EXPONENT + N_BINS + 1)
 
 
 def table_of_source(history: History, source: str, name: str) -> TreeTable:
     """Rebuild the measured tree from the paths, sizes, shapes and dtypes of its leaves."""
-    tree, facts = history.sources[source], []
-    leaves = list(wholes(tree))
-    for leaf in leaves:
+    return _table(history.sources[source], name)
+
+
+@lru_cache(maxsize=4)  # all views of a run have the same rows
+def _table(tree: MeasuredTree, name: str) -> TreeTable:
+    paths, facts, axes = [], [], {}
+    known: dict[Facts, Facts] = {}  # so that equal facts are one object
+    for leaf in wholes(tree):
         is_measured = tree.has_number[leaf.first]
         kind = ("array", "jax.Array") if is_measured else ("opaque", "no gradient")
         dtype, n = tree.dtypes[leaf.first], leaf.size if is_measured else 0
-        facts.append(Facts(*kind, True, 1, elements=n, shape=leaf.shape, dtype=dtype))
-    table = table_of_paths(name, [leaf.path for leaf in leaves], facts, chains=True)
-    rows = zip(np.flatnonzero(table.is_leaf).tolist(), leaves, strict=True)
-    return open_stacks(table, {row: leaf.axis for row, leaf in rows if leaf.axis is not None})[0]
+        fact = Facts(*kind, True, 1, elements=n, shape=leaf.shape, dtype=dtype)
+        axes |= {} if leaf.axis is None else {len(paths): leaf.axis}
+        paths.append(leaf.path)
+        facts.append(known.setdefault(fact, fact))
+    table = table_of_paths(name, paths, facts, chains=True)
+    rows = np.flatnonzero(table.is_leaf).tolist()
+    return open_stacks(table, {rows[leaf]: axis for leaf, axis in axes.items()})[0]
 
 
 def gradient_series(
@@ -217,14 +227,19 @@ def _without_zeros(values: np.ndarray, bad: np.ndarray) -> np.ndarray:
 def as_float32(values: np.ndarray) -> np.ndarray:
     """Convert to float32; values beyond its range become the largest finite number."""
     largest = np.finfo(np.float32).max
-    return np.clip(values, -largest, largest).astype(np.float32)
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    return np.clip(narrow, -largest, largest, out=narrow)
 
 
 def rolled_norms(table: TreeTable, leaf_norms: np.ndarray) -> np.ndarray:
     """Roll norms [steps, leaves] up to [n_rows, steps]; NaN if a subtree has no numbers."""
-    values = np.full((len(table), leaf_norms.shape[0]), np.nan)
+    values = np.full((len(table), len(leaf_norms)), np.nan)
     values[table.measured] = leaf_norms.T
-    return table.roll(values, "norm")
+    at_once = max(1, _AT_ONCE // len(table))
+    for start in range(0, len(leaf_norms), at_once):
+        values[:, start : start + at_once] = table.roll(values[:, start : start + at_once], "norm")
+    return values
 
 
 # The numbers of one step as columns. Norms roll up exactly.

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from treeviz.analysis.stats.arrays import N_BINS
 from treeviz.tree.facts import Facts, Rollup
 from treeviz.tree.layers import (
     MOST_LAYERS,
@@ -30,6 +29,7 @@ from treeviz.tree.layers import (
     stacks_in,
 )
 from treeviz.tree.paths import table_of_paths
+from treeviz.tree.series import N_BINS
 
 
 @dataclass(frozen=True)
@@ -295,9 +295,9 @@ def title_of(name: str) -> str:
     return name.split(" of ")[0].replace("puts", "") if kind_of(name) else name
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key in which "layer 2" comes before "layer 10"."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", text)]
+def natural(text: str) -> str:
+    """A sort key in which "layer 2" comes before "layer 10": the length of each number stands before it."""
+    return re.sub(r"0*([0-9]+)", lambda match: f"\0{len(match[1]):06}{match[1]}", text)
 
 
 def section_of(name: str) -> tuple[str, str]:

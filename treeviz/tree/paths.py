@@ -6,11 +6,11 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import chain, repeat
 from typing import Any
 
+import jax
 import numpy as np
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, tree_flatten_with_path
 
 from treeviz.tree.facts import Facts
 from treeviz.tree.keys import Key
@@ -49,19 +49,19 @@ def occurrence(table: TreeTable, row: int) -> int:
 
 
 def _step(node: Any, key: Any, occurrence: int) -> Any:
-    if isinstance(key, DictKey) and isinstance(node, dict):
+    if isinstance(key, jax.tree_util.DictKey) and isinstance(node, dict):
         return node[key.key]
-    if isinstance(key, SequenceKey) and isinstance(node, list | tuple):
+    if isinstance(key, jax.tree_util.SequenceKey) and isinstance(node, list | tuple):
         return node[key.idx]
-    if isinstance(key, FlattenedIndexKey):
+    if isinstance(key, jax.tree_util.FlattenedIndexKey):
         return child(node, key.key)
     # The keys of a registered class need not be attributes or items.
     same = [below for path, below in one_level(node)[0] if path and _is_same(path[0], key)]
     if same:
         return same[occurrence]
-    if isinstance(key, GetAttrKey):
+    if isinstance(key, jax.tree_util.GetAttrKey):
         return getattr(node, key.name)
-    return node[key.key if isinstance(key, DictKey) else key.idx]
+    return node[key.key if isinstance(key, jax.tree_util.DictKey) else key.idx]
 
 
 def _is_same(left: Any, right: Any) -> bool:
@@ -89,10 +89,11 @@ def keys_to(node: Any, position: int, is_wanted: Callable[[Any], bool]) -> tuple
 def dict_key(key: Any) -> Any:
     """The JAX key of a key of a dict."""
     # DictKey(None) is a TypeError with jaxlib 0.4.36, though JAX has such keys.
-    return DictKey(key) if key is not None else tree_flatten_with_path({None: 0})[0][0][0][0]
+    keys = jax.tree_util
+    return keys.DictKey(key) if key is not None else keys.tree_flatten_with_path({None: 0})[0][0][0][0]
 
 
-def parse_key(keystr: str, *, otherwise: Any, int_key: Callable[[int], Any] = SequenceKey) -> Any:
+def parse_key(keystr: str, *, otherwise: Any, int_key: Callable[[int], Any] | None = None) -> Any:
     """The JAX key that `jax.tree_util.keystr` writes as `keystr`.
 
     Args:
@@ -100,16 +101,16 @@ def parse_key(keystr: str, *, otherwise: Any, int_key: Callable[[int], Any] = Se
       int_key: The class of the key in "[3]", which a list and a dict with integer keys share.
     """
     if keystr.startswith("."):
-        return GetAttrKey(keystr[1:])
+        return jax.tree_util.GetAttrKey(keystr[1:])
     try:
         if keystr.startswith("[<flat index "):
-            return FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
+            return jax.tree_util.FlattenedIndexKey(int(keystr[len("[<flat index ") : -2]))
         value = ast.literal_eval(keystr)
     except (ValueError, SyntaxError):
         return otherwise
     if type(value) is not list or len(value) != 1:
         return otherwise
-    return int_key(value[0]) if type(value[0]) is int else dict_key(value[0])
+    return (int_key or jax.tree_util.SequenceKey)(value[0]) if type(value[0]) is int else dict_key(value[0])
 
 
 # A table from key paths alone, for recorded trees
@@ -131,10 +132,12 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts], *, 
       leaves: The facts of each leaf.
       chains: Whether a node and its only child are one row, such as "down/lora/lora_a".
     """
-    all_steps = _without_boxes([*map(steps_of, paths)])
+    known: dict[str, str] = {}  # so that equal steps are one object
+    all_steps: list[Any] = _without_boxes([[known.setdefault(step, step) for step in steps_of(path)] for path in paths])
     all_steps = _with_chains(all_steps) if chains else all_steps
-    depths, parents, ends, key_codes, fact_codes = [0], [-1], [1], [0], [0]
+    depths, parents, positions, n_children, ends, key_codes, fact_codes = [0], [-1], [0], [0], [1], [0], [0]
     keys: dict[Key, int] = {Key("[…]", "[…]", "*", ()): 0}
+    step_codes: dict[str, tuple[int, int]] = {}  # the key, and the kind of `_NODE_KINDS` that the parent most likely is
     facts: dict[Facts, int] = {Facts(kind, "", False): code for code, kind in enumerate(_NODE_KINDS)}
     ancestors: list[tuple[str, int]] = []  # the step and row of each ancestor of the next row
 
@@ -144,13 +147,19 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts], *, 
             n_shared += 1
         del ancestors[n_shared:]
         for i, step in enumerate(steps[n_shared:], n_shared + 1):
-            row = len(depths)
+            if step not in step_codes:
+                key = (steps_of(step) or [step])[0]
+                kind = 1 if key[:2] in ("['", '["') else 2 if key[1:-1].isdigit() else 0
+                step_codes[step] = keys.setdefault(_key(step), len(keys)), kind
+            row, parent = len(depths), ancestors[-1][1] if ancestors else 0
+            key_code, fact_codes[parent] = step_codes[step]
             depths.append(i)
-            parents.append(ancestors[-1][1] if ancestors else 0)
-            key = (steps_of(step) or [step])[0]  # by which the parent most likely is of a kind of `_NODE_KINDS`
-            fact_codes[parents[row]] = 1 if key[:2] in ("['", '["') else 2 if key[1:-1].isdigit() else 0
+            parents.append(parent)
+            positions.append(n_children[parent])
+            n_children[parent] += 1
+            n_children.append(0)
             ends.append(row + 1)
-            key_codes.append(keys.setdefault(_key(step), len(keys)))
+            key_codes.append(key_code)
             fact_codes.append(facts.setdefault(leaf, len(facts)) if i == len(steps) else 0)
             ancestors.append((step, row))
         if not steps:  # the tree is a leaf
@@ -162,7 +171,7 @@ def table_of_paths(name: str, paths: Sequence[str], leaves: Sequence[Facts], *, 
         depth=np.array(depths, np.int32),
         parent=np.array(parents, np.int32),
         end=np.array(ends, np.int32),
-        position=_positions(parents),
+        position=np.array(positions, np.int32),
         key_codes=np.array(key_codes, np.int32),
         keys=tuple(keys),
         fact_codes=np.array(fact_codes, np.int32),
@@ -188,25 +197,26 @@ def _without_boxes(paths: list[list[str]]) -> list[list[str]]:
     return [[*path[: at - 1], path[at - 1] + path[at], *path[at + 1 :]] if at else path for path, at in pairs]
 
 
-def _with_chains(paths: list[list[str]]) -> list[list[str]]:
+def _with_chains(paths: list[list[str]]) -> list[tuple[str, ...]]:
     """The steps of each path, with the step to an only child joined to the step to its parent.
 
     An index with siblings stays apart, so that the row of several is "[0…11] ×12".
     """
-    nodes: dict[tuple[int, str], int] = {}
-
-    def child_of(node: int, step: str) -> int:
-        return nodes.setdefault((node, step), len(nodes) + 1)
-
-    places = [[*accumulate(path, child_of, initial=0)] for path in paths]
-    n_children = Counter(parent for parent, _ in nodes)
-    joined = list[list[str]]()
-    for path, place in zip(paths, places, strict=True):
-        n_siblings = [n_children[at] for at in place[:-1]]
-        is_apart = [n > 1 and step[1:-1].isdecimal() for n, step in zip(n_siblings, path, strict=True)]
-        starts = [at for at in range(len(path)) if not at or n_siblings[at] > 1 or is_apart[at - 1]]
-        joined.append(["".join(path[start:end]) for start, end in pairwise([*starts, len(path)])])
-    return joined
+    nodes: dict[tuple[int, str], int] = {}  # by parent and step
+    ends = []
+    for path in paths:
+        node = 0
+        for step in path:
+            node = nodes.setdefault((node, step), len(nodes) + 1)
+        ends.append(node)
+    n_siblings = Counter(parent for parent, _ in nodes)
+    joined, is_apart = list[tuple[str, ...]]([()]), [True]
+    for parent, step in nodes:
+        has_siblings, above = n_siblings[parent] > 1, joined[parent]
+        is_joined = not has_siblings and not is_apart[parent]
+        joined.append((*above[:-1], above[-1] + step) if is_joined else (*above, step))
+        is_apart.append(has_siblings and step[1:-1].isdecimal())
+    return [joined[end] for end in ends]
 
 
 def paths_without_boxes(paths: Sequence[str]) -> list[str]:
@@ -232,7 +242,10 @@ _NODE_KINDS = ("node", "dict", "list")
 
 def steps_of(path: str) -> list[str]:
     """The steps of a path from `jax.tree_util.keystr`: "['a'].value" gives "['a']" and ".value"."""
-    steps, position = [], 0
+    steps, position = _STEP.findall(path), 0
+    if "".join(steps) == path:
+        return steps
+    steps = []
     while position < len(path):
         match = _STEP.match(path, position)
         if match is None:
@@ -254,12 +267,3 @@ def _key(step: str) -> Key:
         return Key(step[2:-2], step, step[2:-2], (step,))
     segment = step.strip(".[]")
     return Key(step, step, segment, (step,))
-
-
-def _positions(parents: Sequence[int]) -> np.ndarray:
-    n_children: Counter[int] = Counter()
-    positions = np.zeros(len(parents), np.int32)
-    for row, parent in enumerate(parents):
-        positions[row] = n_children[parent]
-        n_children[parent] += 1
-    return positions

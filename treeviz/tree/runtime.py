@@ -1,17 +1,19 @@
-"""Python's runtime: locks that survive a fork, garbage collection, the lazy import of JAX, and private names."""
+"""Python's runtime: locks that survive a fork, threads, garbage collection, a lazy import of JAX, private names."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
+import queue
 import re
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from threading import RLock
@@ -81,6 +83,59 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+class Ticker:
+    """Calls a method repeatedly in a thread, until it returns None; then it can be started again.
+
+    Holds only a weak reference to the method's object: the thread ends when the object is freed.
+
+    Args:
+      tick: A method that returns the seconds until its next call, or None to end the thread.
+      first_s: Seconds until the first call.
+      lock: Held during each call. If its holder sees `is_running`, another call will follow.
+    """
+
+    def __init__(
+        self, tick: Callable[[], float | None], *, first_s: float, lock: AbstractContextManager[Any], name: str
+    ) -> None:
+        self._tick = weakref.WeakMethod(tick)
+        self._first_s, self._lock, self._name = first_s, lock, name
+        self._is_stopped = False
+        # Has no lock that could be held when the process forks.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs or was stopped."""
+        with self._lock:
+            if self._thread is None and not self._is_stopped:
+                self._thread = threading.Thread(target=self._run, daemon=True, name=self._name)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread for good: at once, or after the call that is in progress."""
+        self._is_stopped = True
+        self._wake.put(None)
+
+    def _run(self) -> None:
+        wait_s: float | None = self._first_s
+        while wait_s is not None:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=wait_s)
+            if self._is_stopped:
+                return
+            with self._lock:
+                tick = self._tick()
+                wait_s = None if tick is None else tick()
+                del tick
+                if wait_s is None:
+                    self._thread = None
+
 
 # Garbage collection
 

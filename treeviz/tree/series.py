@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Of histograms of magnitudes: bin i counts 2**(i-40) <= |x| < 2**(i-39); the ends are open.
+N_BINS, FIRST_EXPONENT = 64, -40
+
 
 class InnerSteps(NamedTuple):
     """How the steps of a run are numbered. A step is a call; the iterations of a loop inside it are its inner steps.

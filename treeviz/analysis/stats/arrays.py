@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-N_BINS = 64
+from treeviz.tree.series import FIRST_EXPONENT, N_BINS
+
 _AT_ONCE = 1 << 20  # counts summed at a time
-FIRST_EXPONENT = -40  # bin i counts 2**(i-40) <= |x| < 2**(i-39); the ends are open
 ZEROS, NAN, POSINF, NEGINF, BINS = 0, 1, 2, 3, 4  # the columns of `Summaries.counts`
 
 # The bin of every sign and exponent of a float64: its highest 12 bits.

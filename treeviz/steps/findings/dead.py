@@ -115,7 +115,7 @@ def dead_branch(tree: Searched, run: Sequence[int]) -> tuple[list[str], str] | N
 
 def _is_bias(tree: Searched, leaf: int) -> bool:
     """Whether a leaf is a bias: by its name, or as the vector in a list with a weight."""
-    (_, key, _), shapes = tree.keys[leaf], tree.source.shapes
+    (_, key, _), shapes = tree.order.keys(leaf), tree.source.shapes
     if not key.strip("[]").isdecimal():
         is_factor = shapes != () and "," in shapes[leaf] and not any(tree.source.stacks)  # "b" of a LoRA
         return _BIAS.fullmatch(key.strip("[].'")) is not None and not is_factor
@@ -124,7 +124,7 @@ def _is_bias(tree: Searched, leaf: int) -> bool:
 
 
 SCALE_THE_LOSS = "Scale the loss (a dynamic loss scale, as in jmp), or keep these gradients in bfloat16 or float32."
-_SMALLEST_FLOAT16 = 2.0**-24
+SMALLEST_FLOAT16 = 2.0**-24
 _NEARLY_ALL = 0.9  # of the steps
 _TOGETHER = 5  # entries within which leaves die for one cause
 
@@ -288,7 +288,7 @@ def _dead_run_finding(tree: Searched, run: list[int], start: int, times: float) 
         return tree.finding(
             "underflow", run[0], (("largest", largest), ("steps", n_zero)),
             f"{tree.text(run)} became zero: around it, gradients are of {largest:.1g} at most, and "
-            f"float16 has nothing below {_SMALLEST_FLOAT16:.1g}.",
+            f"float16 has nothing below {SMALLEST_FLOAT16:.1g}.",
             SCALE_THE_LOSS, run, times, Rank.LEAF_ENDS, first=first,
         )  # fmt: skip
     zero = f"zero from {tree.numbering.text(first)} on: {n_zero} steps" if start else f"always zero: {n_zero} steps"
@@ -389,6 +389,6 @@ def float16_scale(largest: np.ndarray) -> float | None:
     Float32 gradients that were cast from float16 are multiples of the smallest float16 number; bfloat16 ones are not.
     """
     largest = largest[np.isfinite(largest) & (largest > 0)]
-    if largest.size and (largest % _SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
+    if largest.size and (largest % SMALLEST_FLOAT16 == 0).all() and (top := np.median(largest)) < 2.0**-17:
         return float(top)
     return None

@@ -78,7 +78,7 @@ def findings(
       ValueError: A kind is unknown.
     """
     thresholds = thresholds or Thresholds()
-    names = sorted(history.sources, key=lambda name: natural(name) if "#" in name else [])  # "grads #2" before "#10"
+    names = sorted(history.sources, key=lambda name: natural(name) if "#" in name else "")  # "grads #2" before "#10"
     forward = history.forward if forward is None else forward
     forward_of = forward if isinstance(forward, Mapping) else dict.fromkeys(names, forward)
     trees = [Searched(history, name, thresholds, forward_of.get(name)) for name in names]

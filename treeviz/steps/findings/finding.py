@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import History, Timeline
 from treeviz.steps.statistics import (
+    MeasuredTree,
     is_beside,
     kind_of,
     layer_by_layer,
@@ -169,6 +170,82 @@ _ROUNDING = 1e-2  # a fraction of the other leaves and of its layer: both, since
 
 
 @dataclass(frozen=True)
+class Order:
+    """The paths and layers of a measured tree, in the order in which the model uses its leaves."""
+
+    source: MeasuredTree
+    forward: tuple[str, ...] | None
+
+    @computed_once
+    def paths(self) -> list[str]:
+        """The path of each leaf, as the user writes it."""
+        return paths_without_boxes(self.source.paths)
+
+    @computed_once
+    def positions(self) -> np.ndarray:
+        """int[leaves]: the position of each leaf in the order in which the model uses them; -1 if unknown."""
+        paths, forward, has_stacks = self.source.paths, self.forward, any(self.source.stacks)
+        if forward is None and not has_stacks:  # layer 2 comes before layer 10
+            return np.argsort(sorted(range(len(paths)), key=lambda leaf: natural(paths[leaf])))
+        if forward is None:
+            forward = sorted((whole.path for whole in wholes(self.source)), key=natural)
+        if has_stacks and not {*paths} >= {*forward}:  # one layer after the other, also in one model of an ensemble
+            forward = layer_by_layer(forward, self.source)
+        position_of = {path: place for place, path in enumerate(forward)}
+        return np.array([position_of.get(path, -1) for path in paths])
+
+    def keys(self, leaf: int) -> tuple[str, str, str]:
+        """The path of the parent of a leaf, its key, and its index if it is a layer of a stack."""
+        stacks, path = self.source.stacks, self.paths[leaf]
+        index = _LAST_KEY.search(path) if stacks and stacks[leaf] else None
+        path = path[: index.start()] if index else path
+        match = _LAST_KEY.search(path)
+        key = match[0] if match else path
+        return path.removesuffix(key), key, index[0] if index else ""
+
+    @computed_once
+    def blocks(self) -> list[list[int]]:
+        """The leaves that are blocks of one weight, by weight: "w[0,0] 8x0e,4x0e" and "w[1,1] 8x1o,4x1o"."""
+        blocks: dict[tuple[str, str], list[int]] = {}
+        for leaf, (parent, key, _) in enumerate(map(self.keys, range(len(self.paths)))):
+            if (name := _BLOCK.sub("", key)) != key:
+                blocks.setdefault((parent, name), []).append(leaf)
+        return [leaves for leaves in blocks.values() if len(leaves) > 1]
+
+    @computed_once
+    def layers(self) -> list[list[int]]:
+        """The leaves of each layer, in the order in which the model uses the layers.
+
+        A layer consists of leaves of one parent whose last keys have the same numbers: {"w0": …, "b0": …, "w1": …}
+        holds two layers.
+        """
+        source, groups = self.source, {}
+        for leaf, (parent, key, index) in enumerate(map(self.keys, range(len(self.paths)))):
+            is_list_item = key[1:-1].isdecimal() and not index  # in a list
+            numbers = () if is_list_item else tuple(re.findall(r"[0-9]+", _BLOCK.sub("", key) + index))
+            groups.setdefault((parent, is_list_item, numbers), []).append(leaf)
+        layers = []
+        for (_, is_list_item, _), leaves in groups.items():
+            ranks = {len(source.shapes[leaf].split(",")) if source.shapes else source.sizes[leaf] for leaf in leaves}
+            if is_list_item and len(ranks) < len(leaves):  # a list of layers, unlike (w, b)
+                layers += [[leaf] for leaf in leaves]
+            else:
+                layers.append(sorted(leaves, key=lambda leaf: -source.sizes[leaf]))
+        return sorted(layers, key=lambda layer: min(self.positions[leaf] for leaf in layer))
+
+    @computed_once
+    def alike(self) -> list[list[int]]:
+        """Groups of leaves of one size whose paths differ only in numbers, by these numbers."""
+        groups: dict[tuple[str, int], list[int]] = {}
+        for leaf, path in enumerate(self.paths):
+            groups.setdefault((pattern(path), self.source.sizes[leaf]), []).append(leaf)
+        return [sorted(leaves, key=lambda leaf: natural(self.paths[leaf])) for leaves in groups.values()]
+
+
+_order = lru_cache(maxsize=8)(Order)  # a run is searched again and again
+
+
+@dataclass(frozen=True)
 class Searched:
     """One measured tree of a history.
 
@@ -229,9 +306,13 @@ class Searched:
         return " and ".join([", ".join(["leaves", *names[:-1]]), *names[-1:]])
 
     @computed_once
-    def paths(self) -> list[str]:
-        """The path of each leaf, as the user writes it."""
-        return paths_without_boxes(self.source.paths)
+    def order(self) -> Order:
+        return _order(self.source, None if self.forward is None else tuple(self.forward))
+
+    paths = property(lambda self: self.order.paths)
+    positions = property(lambda self: self.order.positions)
+    blocks = property(lambda self: self.order.blocks)
+    layers = property(lambda self: self.order.layers)
 
     def path(self, leaf: int) -> str:
         return self.paths[leaf]
@@ -317,7 +398,9 @@ class Searched:
         """
         typical, sizes = self.typical, self.source.sizes
         is_redundant = np.zeros(len(typical), bool)
-        usual = np.median(typical[np.isfinite(typical)]) if np.isfinite(typical).any() else np.nan
+        if not np.isfinite(typical).any():
+            return is_redundant
+        usual = np.median(typical[np.isfinite(typical)])
         previous_layer: list[int] = []
         for layer in self.layers:
             for leaf in layer:
@@ -333,40 +416,6 @@ class Searched:
             is_redundant[blocks] |= typical[blocks] < self.thresholds.vanishing * largest
         return is_redundant
 
-    @computed_once
-    def positions(self) -> np.ndarray:
-        """int[leaves]: the position of each leaf in the order in which the model uses them; -1 if unknown."""
-        paths, forward, has_stacks = self.source.paths, self.forward, any(self.source.stacks)
-        if forward is None and not has_stacks:  # layer 2 comes before layer 10
-            return np.argsort(sorted(range(len(paths)), key=lambda leaf: (natural(paths[leaf]), leaf)))
-        if forward is None:
-            forward = sorted((whole.path for whole in wholes(self.source)), key=natural)
-        if has_stacks and not {*paths} >= {*forward}:  # one layer after the other, also in one model of an ensemble
-            forward = layer_by_layer(forward, self.source)
-        position_of = {path: place for place, path in enumerate(forward)}
-        return np.array([position_of.get(path, -1) for path in paths])
-
-    @computed_once
-    def keys(self) -> list[tuple[str, str, str]]:
-        """For each leaf: its parent's path, its key, and its index if it is a layer of a stack."""
-        stacks, keys = self.source.stacks, []
-        for leaf, path in enumerate(self.paths):
-            index = _LAST_KEY.search(path) if stacks and stacks[leaf] else None
-            path = path[: index.start()] if index else path
-            match = _LAST_KEY.search(path)
-            key = match[0] if match else path
-            keys.append((path.removesuffix(key), key, index[0] if index else ""))
-        return keys
-
-    @computed_once
-    def blocks(self) -> list[list[int]]:
-        """The leaves that are blocks of one weight, by weight: "w[0,0] 8x0e,4x0e" and "w[1,1] 8x1o,4x1o"."""
-        blocks: dict[tuple[str, str], list[int]] = {}
-        for leaf, (parent, key, _) in enumerate(self.keys):
-            if (name := _BLOCK.sub("", key)) != key:
-                blocks.setdefault((parent, name), []).append(leaf)
-        return [leaves for leaves in blocks.values() if len(leaves) > 1]
-
     def parts_of_learning_layers(self, affected: np.ndarray) -> np.ndarray:
         """bool[leaves]: which affected leaves are in layers that learn, without a dead layer after them.
 
@@ -374,6 +423,8 @@ class Searched:
         the bias learns: a layer's only weight may be affected since its input is zero.
         """
         shapes, is_part = self.source.shapes, np.zeros(len(affected), bool)
+        if not affected.any():
+            return is_part
         for blocks in self.blocks:
             is_part[blocks] = (self.is_judged & ~affected)[blocks].any()
         for layer in self.layers:
@@ -393,27 +444,6 @@ class Searched:
         """bool[leaves]: whether a missing gradient of the leaf would tell something about its layer."""
         return self.is_trained & ~self.redundant & ~self.cut_off
 
-    @computed_once
-    def layers(self) -> list[list[int]]:
-        """The leaves of each layer, in the order in which the model uses the layers.
-
-        A layer consists of leaves of one parent whose last keys have the same numbers: {"w0": …, "b0": …, "w1": …}
-        holds two layers.
-        """
-        source, groups = self.source, {}
-        for leaf, (parent, key, index) in enumerate(self.keys):
-            is_list_item = key[1:-1].isdecimal() and not index  # in a list
-            numbers = () if is_list_item else tuple(re.findall(r"[0-9]+", _BLOCK.sub("", key) + index))
-            groups.setdefault((parent, is_list_item, numbers), []).append(leaf)
-        layers = []
-        for (_, is_list_item, _), leaves in groups.items():
-            ranks = {len(source.shapes[leaf].split(",")) if source.shapes else source.sizes[leaf] for leaf in leaves}
-            if is_list_item and len(ranks) < len(leaves):  # a list of layers, unlike (w, b)
-                layers += [[leaf] for leaf in leaves]
-            else:
-                layers.append(sorted(leaves, key=lambda leaf: -source.sizes[leaf]))
-        return sorted(layers, key=lambda layer: min(self.positions[leaf] for leaf in layer))
-
     def runs(self, affected: np.ndarray) -> Iterator[list[int]]:
         """Split the affected leaves into runs that the model uses one after the other.
 
@@ -421,7 +451,7 @@ class Searched:
         run: after a layer that outputs only zeros, weights have no gradient but biases have one.
         """
         run: list[int] = []
-        for layer in self.layers:
+        for layer in self.layers if affected.any() else ():
             leaves = [leaf for leaf in layer if self.is_judged[leaf]]
             affected_here = [leaf for leaf in leaves if affected[leaf]]
             if len(affected_here) == len(leaves):

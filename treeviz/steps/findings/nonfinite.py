@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, N_BINS
 from treeviz.steps.findings import norms
-from treeviz.steps.findings.dead import SCALE_THE_LOSS, dead, float16_scale
+from treeviz.steps.findings.dead import SCALE_THE_LOSS, SMALLEST_FLOAT16, dead, float16_scale
 from treeviz.steps.findings.finding import (
     SCALARS,
     Finding,
@@ -26,10 +25,13 @@ from treeviz.steps.findings.finding import (
     listed,
     listed_alike,
 )
-from treeviz.steps.nan_origin.locate import KeptInputs, locate_nan_in_kept
 from treeviz.steps.recording.history import Batch, History, occurs_in
 from treeviz.steps.statistics import ROLES, kind_of, result_kind
+from treeviz.tree.series import FIRST_EXPONENT, N_BINS
 from treeviz.tree.text import visible
+
+if TYPE_CHECKING:
+    from treeviz.steps.nan_origin.locate import KeptInputs
 
 # Steps with NaN or infinity that the optimizer skipped, as a dynamic loss scale does when the gradients overflow.
 
@@ -86,6 +88,8 @@ def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
     first = [x for x in found if bad and (x.kind, x.severity, x.first) == ("nonfinite", "error", bad.number)]
     if kept is None or not first or jax.process_count() > 1:  # all processes would have to run it
         return found
+    from treeviz.steps.nan_origin.locate import locate_nan_in_kept
+
     try:
         origin = locate_nan_in_kept(kept, first[0].first, max_equations=_MOST_EQUATIONS)
     except Exception:  # `locate_nan` raises it
@@ -397,7 +401,7 @@ def _subnormal_fractions(tree: Searched) -> dict[int, float]:
     is_reported = any(finding.kind == "underflow" for finding in dead(tree))
     if is_reported or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
         return {}
-    half = {leaf: 2.0 ** (exponent - jnp.finfo(through[leaf]).nmant // 2) for leaf, exponent in leaves.items()}
+    half = {leaf: 2.0 ** (exponent - ml_dtypes.finfo(through[leaf]).nmant // 2) for leaf, exponent in leaves.items()}
     is_below = {leaf: largest[:, leaf][largest[:, leaf] > 0] < least for leaf, least in half.items()}
     return {leaf: 1.0 for leaf, below in is_below.items() if below.size and below.mean() > 0.5}
 
@@ -408,13 +412,17 @@ def _small_dtypes(tree: Searched) -> dict[int, str]:
     if kind_of(tree.name) != "grads":
         return dtypes
     largest = tree.history.values(tree.name, "finite_max_abs").latest
-    others = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if leaf not in dtypes]
+    if not len(largest):
+        return dtypes
+    with np.errstate(invalid="ignore"):
+        is_multiple = (largest % SMALLEST_FLOAT16 == 0) | ~np.isfinite(largest)
+    others = [leaf for leaf in np.flatnonzero(tree.is_trained & is_multiple.all(axis=0)).tolist() if leaf not in dtypes]
     return dtypes | {leaf: "float16" for leaf in others if float16_scale(largest[:, leaf]) is not None}
 
 
 def _exponent(dtype: str) -> int:
     """The exponent of the smallest normal number."""
-    return int(np.log2(float(jnp.finfo(dtype).smallest_normal)))
+    return int(np.log2(float(ml_dtypes.finfo(dtype).smallest_normal)))
 
 
 def _lost_in_bfloat16(tree: Searched) -> Iterator[Finding]:

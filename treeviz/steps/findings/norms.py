@@ -20,10 +20,9 @@ from treeviz.steps.findings.finding import (
     digits_text,
     factor_text,
     listed,
-    pattern,
 )
 from treeviz.steps.recording.history import Timeline, occurs_in
-from treeviz.steps.statistics import FINITE, is_beside, kind_of, natural, result_kind, shape_of
+from treeviz.steps.statistics import FINITE, is_beside, kind_of, result_kind, shape_of
 from treeviz.tree.text import number_text
 
 _FEWEST_LAYERS = 5  # for a trend over depth
@@ -207,11 +206,9 @@ def _is_vanishing(tree: Searched, typical: np.ndarray) -> np.ndarray:
 
 def _layer_series(tree: Searched, typical: np.ndarray) -> list[list[int]]:
     """Groups of leaves that differ only in their layer numbers, the first layer first."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for leaf in np.flatnonzero(np.isfinite(typical)).tolist():
-        groups.setdefault((pattern(tree.path(leaf)), tree.source.sizes[leaf]), []).append(leaf)
-    ordered = (sorted(leaves, key=lambda leaf: natural(tree.path(leaf))) for leaves in groups.values())
-    return [leaves for leaves in ordered if len(leaves) >= _FEWEST_LAYERS]
+    is_known = np.isfinite(typical)
+    known = ([leaf for leaf in leaves if is_known[leaf]] for leaves in tree.order.alike)
+    return [leaves for leaves in known if len(leaves) >= _FEWEST_LAYERS]
 
 
 def _trend(tree: Searched, values: np.ndarray) -> int:
@@ -420,6 +417,7 @@ _NEAR = 8  # the last of them, compared separately: a trend is not a spike
 _LAG = 10  # entries between two that show the trend
 _BLOCK = 25  # entries that are compared with the same earlier entries
 _AT_ONCE = 1_000_000  # numbers sorted in one call
+_COLUMNS = 10_000  # that are compared in one call
 _TOGETHER = 5  # entries between jumps of one event
 _MOST_EVENTS = 4  # with a finding each
 
@@ -482,6 +480,9 @@ def jumps_of(norms: np.ndarray, thresholds: Thresholds) -> np.ndarray:
     A block of entries is compared with the line through the entries before the block, from which the noise is known,
     too: a norm or a loss may fall by a few percent in each step. Each entry is also compared with the last ones before.
     """
+    if (n := norms.shape[1]) > _COLUMNS:
+        parts = (norms[:, start : start + _COLUMNS] for start in range(0, n, _COLUMNS))
+        return np.concatenate([jumps_of(part, thresholds) for part in parts], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(norms)
     logs[~np.isfinite(logs)] = np.nan

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treeviz.steps.measure import MeasuredTree
-from treeviz.steps.recording.decode import ReadSteps
 from treeviz.steps.statistics import (
     FINITE,
     FINITE_PARTS,
     STATISTICS,
     TOTAL_SHARES,
+    MeasuredTree,
     is_beside,
     kind_of,
     rms_of,
@@ -24,6 +23,9 @@ from treeviz.steps.statistics import (
 )
 from treeviz.tree.series import NO_INNER, InnerSteps, merged
 from treeviz.tree.text import printable
+
+if TYPE_CHECKING:
+    from treeviz.steps.recording.decode import ReadSteps
 
 # One statistic over time: recent steps are exact, older ones are merged into buckets.
 

@@ -45,7 +45,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from treeviz.steps.measure import MeasuredTree
 from treeviz.steps.recording.history import (
     CODES,
     FEWEST_BUCKETS,
@@ -60,7 +59,7 @@ from treeviz.steps.recording.history import (
     batch_of,
     with_inner,
 )
-from treeviz.steps.statistics import wholes
+from treeviz.steps.statistics import MeasuredTree, wholes
 from treeviz.tree.files.entries import parse_json
 from treeviz.tree.series import InnerSteps
 from treeviz.tree.text import printable, visible

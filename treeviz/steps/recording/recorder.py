@@ -7,14 +7,11 @@ import contextlib
 import functools
 import math
 import os
-import queue
-import threading
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +24,7 @@ from treeviz.steps.recording.history import MOST_IDS, MOST_NAMES, History, Scala
 from treeviz.steps.recording.history import Batch as BatchOfStep
 from treeviz.steps.recording.history_file import keep
 from treeviz.steps.statistics import StopTraining, kind_of, name_of_result, result_kind
-from treeviz.tree.runtime import Lock, computed_once
+from treeviz.tree.runtime import Lock, Ticker, computed_once
 from treeviz.tree.text import class_name, printable
 
 # When waiting measurements are read: in large batches, or soon if something needs their numbers
@@ -199,61 +196,6 @@ class Listener(Protocol):
     def was_read(self) -> None:
         """The history has new numbers. Called under the lock of the reader."""
         ...
-
-
-# A background thread
-
-
-class Ticker:
-    """Calls a method repeatedly in a thread, until it returns None; then it can be started again.
-
-    Holds only a weak reference to the method's object: the thread ends when the object is freed.
-
-    Args:
-      tick: A method that returns the seconds until its next call, or None to end the thread.
-      first_s: Seconds until the first call.
-      lock: Held during each call. If its holder sees `is_running`, another call will follow.
-    """
-
-    def __init__(
-        self, tick: Callable[[], float | None], *, first_s: float, lock: AbstractContextManager[Any], name: str
-    ) -> None:
-        self._tick = weakref.WeakMethod(tick)
-        self._first_s, self._lock, self._name = first_s, lock, name
-        self._is_stopped = False
-        # Has no lock that could be held when the process forks.
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None
-
-    def start(self) -> None:
-        """Start the thread, unless it runs or was stopped."""
-        with self._lock:
-            if self._thread is None and not self._is_stopped:
-                self._thread = threading.Thread(target=self._run, daemon=True, name=self._name)
-                self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread for good: at once, or after the call that is in progress."""
-        self._is_stopped = True
-        self._wake.put(None)
-
-    def _run(self) -> None:
-        wait_s: float | None = self._first_s
-        while wait_s is not None:
-            with contextlib.suppress(queue.Empty):
-                self._wake.get(timeout=wait_s)
-            if self._is_stopped:
-                return
-            with self._lock:
-                tick = self._tick()
-                wait_s = None if tick is None else tick()
-                del tick
-                if wait_s is None:
-                    self._thread = None
 
 
 # Adding measurements to the history

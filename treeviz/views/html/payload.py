@@ -198,6 +198,7 @@ MAX_MARKS = 1_000  # of a page
 _FINE_BELOW = 150_000  # cells: each takes two bytes
 BAND_STEP = 12  # 255ths of a row's scale
 _FIRST = 2  # the code of the least value
+_MOST_CELLS = 1 << 18  # that are packed at once
 
 
 def pack_series(series: Sequence[Series], add: Callable[[np.ndarray], int]) -> list[dict[str, Any]]:
@@ -214,21 +215,16 @@ def pack_series(series: Sequence[Series], add: Callable[[np.ndarray], int]) -> l
 
 
 def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.ndarray], int]) -> dict[str, Any]:
-    shape = series.values.shape
-    values = series.values.astype(np.float64)
-    is_log = series.log and not bool(np.any(values < 0))
-    low = values if series.low is None else series.low.astype(np.float64)
-    high = values if series.high is None else series.high.astype(np.float64)
-    places = [_place(each, is_log) for each in (low, values, high)]
-    start = np.nan_to_num(np.fmin.reduce([np.fmin.reduce(place, axis=1) for place in places]))
-    most = np.fmax.reduce([np.fmax.reduce(place, axis=1) for place in places])
-    step = (np.nan_to_num(most) - start) / (int(np.iinfo(dtype).max) - _FIRST)
-    codes = [_codes(p, x, start, step, dtype) for p, x in zip(places, (low, values, high), strict=True)]
+    n_rows, n = series.values.shape
+    is_log = series.log and not bool(np.any(series.values < 0))
+    at_once = max(1, _MOST_CELLS // max(1, n))
+    parts = [_coded_rows(series, slice(i, i + at_once), dtype, is_log) for i in range(0, max(n_rows, 1), at_once)]
+    start, step, low, codes, high = map(np.concatenate, zip(*parts, strict=True))
     return {
         "name": series.name,
         "title": series.title,
         "log": is_log,
-        "n": shape[1],
+        "n": n,
         "fine": dtype.itemsize == 2,
         "band_step": _band_step(dtype),
         "first": add(series.first_steps),
@@ -236,13 +232,26 @@ def _packed(series: Series, dtype: np.dtype, n_marks: int, add: Callable[[np.nda
         "inner": series.inner,
         "start": add(start.astype(np.float32)),
         "step": add(step.astype(np.float32)),
-        "codes": add(np.diff(codes[1], axis=1, prepend=dtype.type(0))),
-        "low": None if series.low is None else add(_distance(codes[0], codes[1])),
-        "high": None if series.high is None else add(_distance(codes[1], codes[2])),
+        "codes": add(codes),
+        "low": None if series.low is None else add(low),
+        "high": None if series.high is None else add(high),
         "bad": add(series.bad | np.isinf(series.values)),
         "marks": [_mark(mark) for mark in series.marks[:n_marks]],
         "n_marks": len(series.marks),
     }
+
+
+def _coded_rows(series: Series, rows: slice, dtype: np.dtype, is_log: bool) -> tuple[np.ndarray, ...]:
+    """Of some rows the start and the step of their scales, and what is sent of the least, last and greatest values."""
+    values = series.values[rows].astype(np.float64)
+    low, high = (values if each is None else each[rows].astype(np.float64) for each in (series.low, series.high))
+    places = [_place(each, is_log) for each in (low, values, high)]
+    start = np.nan_to_num(np.fmin.reduce([np.fmin.reduce(place, axis=1) for place in places]))
+    most = np.fmax.reduce([np.fmax.reduce(place, axis=1) for place in places])
+    step = (np.nan_to_num(most) - start) / (int(np.iinfo(dtype).max) - _FIRST)
+    below, codes, above = (_codes(p, x, start, step, dtype) for p, x in zip(places, (low, values, high), strict=True))
+    sent = np.diff(codes, axis=1, prepend=dtype.type(0))
+    return start, step, _distance(below, codes), sent, _distance(codes, above)
 
 
 def _mark(mark: FindingMark) -> list:
@@ -463,6 +472,8 @@ def _narrow(array: np.ndarray) -> np.ndarray:
         low, high = [int(reduce(array, axis=None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce)]
         fitting = [dtype for least, most, dtype in _WHOLE if least <= low and high <= most]
         return array.astype([*fitting, _LONG][0])
+    if array.dtype == np.float32:
+        return array.astype(_SHORT, copy=False)
     wide = array.astype(_LONG)
     with np.errstate(all="ignore"):
         narrow = wide.astype(_SHORT)

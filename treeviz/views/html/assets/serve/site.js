@@ -119,9 +119,9 @@ function showList(root) {
 
 /** The model that the explorer knows from a notebook: traits, and messages to and from Python. */
 class Served {
-  /** @param {string} key */
-  constructor(key) {
-    this.path = addressed(key);
+  /** @param {string} path of an item, or the query of two runs */
+  constructor(path) {
+    this.path = path;
     /** @type {Record<string, any>} */
     this.traits = { query: "", selection: [], value: "", _changes: null, _version: -1 };
     /** @type {Map<string, Function[]>} */
@@ -154,8 +154,9 @@ class Served {
   }
 
   send(content) {
+    if (content.op === "whole" && !content.numbers.length) return this.reload(); // what this page missed, the others have
     const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) };
-    get(`/ask/${this.path}`, options)
+    get(`/ask${this.path}`, options)
       .then(async (response) => response.status === 200 && this.take(await response.json()))
       .catch((error) => content.op !== "cancel" && this.emit("msg:custom", { op: "answer", id: content.id, error: error.message }, []));
   }
@@ -165,11 +166,17 @@ class Served {
     this.emit("msg:custom", content, buffers.map((text) => new DataView(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer)));
   }
 
+  /** Fetch the tree anew, after what has come. */
+  reload() {
+    this.last = this.last.then(() => this.load()).catch(() => {});
+  }
+
   /** Fetch the tree. */
   async load() {
-    const bytes = await (await get(`/tree/${this.path}`)).arrayBuffer();
+    const bytes = await (await get(`/tree${this.path}`)).arrayBuffer();
     const end = new Uint8Array(bytes).indexOf(10);
     const news = { ...JSON.parse(new TextDecoder().decode(bytes.slice(0, end))), _packed: new DataView(bytes, end + 1) };
+    if (news._version === this.traits._version) return;
     // What is open at first; later that is the reader's.
     if (this.traits.expanded) delete news.expanded;
     Object.assign(this.traits, news);
@@ -186,15 +193,15 @@ class Served {
   }
 }
 
-/** @param {HTMLElement} root @param {string} key */
-async function showOne(root, key) {
-  const model = new Served(key);
+/** @param {HTMLElement} root @param {string} name @param {string} path */
+async function showOne(root, name, path) {
+  const model = new Served(path);
   const status = h("span", { role: "status", class: "trouble" });
   // Beside the root, whose style is not that of the view.
   const place = h("div", {});
   document.querySelector("main").append(place);
-  root.append(h("nav", { class: "bar" }, h("a", { href: "/" }, "All runs"), h("b", {}, key), status));
-  document.title = `${key} · treeviz`;
+  root.append(h("nav", { class: "bar" }, h("a", { href: "/" }, "All runs"), h("b", {}, name), status));
+  document.title = `${name} · treeviz`;
   try {
     await model.load();
   } catch (error) {
@@ -205,17 +212,42 @@ async function showOne(root, key) {
   explorer.initialize({ model });
   explorer.render({ model, el: place });
   place.firstElementChild.dataset.page = "";
-  if (!model.get("_live").state) return; // a checkpoint does not change
-  const events = new EventSource(`/events/${model.path}`);
-  for (const kind of ["message", "status", "tree"]) events.addEventListener(kind, (event) => model.onEvent(kind, JSON.parse(event.data)));
-  events.addEventListener("trouble", (event) => (status.textContent = JSON.parse(event.data).content.text));
-  events.onerror = () => (status.textContent = "The server does not answer. The page shows what it had.");
-  let isFirst = true;
-  events.onopen = () => {
-    status.textContent = "";
-    if (!isFirst) model.last = model.last.then(() => model.load()).catch(() => {});
-    isFirst = false;
+  if (!model.get("_live").state && path[0] === "/") return; // a checkpoint does not change
+  follow(path, (kind, text) => {
+    if (kind === "trouble") status.textContent = JSON.parse(text).content.text;
+    else if (kind === "lost") status.textContent = "The server does not answer. The page shows what it had.";
+    else if (kind !== "missed") model.onEvent(kind, JSON.parse(text));
+    else {
+      status.textContent = "";
+      model.reload();
+    }
+  });
+}
+
+/** Pass on the events of an item while the page is in sight. A browser opens six connections to a server, so one of the pages that show the item has one, and passes events on to the others. @param {string} path @param {(kind: string, text: string) => void} take */
+function follow(path, take) {
+  const channel = new BroadcastChannel(`treeviz ${path}`);
+  channel.onmessage = ({ data: [kind, text] }) => take(kind, text);
+  const tell = (kind, text) => {
+    channel.postMessage([kind, text]);
+    take(kind, text);
   };
+  const connect = (resolve, signal) => {
+    const events = new EventSource(`/events${path}`);
+    for (const kind of ["message", "status", "tree", "trouble", "missed"]) events.addEventListener(kind, (event) => tell(kind, /** @type {MessageEvent} */ (event).data));
+    events.onerror = (event) => event instanceof MessageEvent || tell("lost", "");
+    events.onopen = () => tell("missed", "");
+    signal.addEventListener("abort", () => (events.close(), resolve()));
+  };
+  let isInSight = new AbortController();
+  const onChange = () => {
+    isInSight.abort();
+    if (document.visibilityState === "hidden") return;
+    const { signal } = (isInSight = new AbortController());
+    navigator.locks.request(channel.name, { signal }, () => new Promise((resolve) => connect(resolve, signal))).catch(() => {});
+  };
+  document.addEventListener("visibilitychange", onChange);
+  onChange();
 }
 
 function start() {
@@ -228,8 +260,10 @@ function start() {
   shadow.adoptedStyleSheets = [sheet];
   followTheme(frame, root, new AbortController().signal);
   shadow.append(root);
-  const key = decodeURIComponent(location.pathname).replace(/^\/at\//, "");
-  if (location.pathname.startsWith("/at/")) showOne(root, key);
+  const key = location.pathname.startsWith("/at/") && decodeURIComponent(location.pathname).slice("/at/".length);
+  const two = new URLSearchParams(location.search);
+  if (key) showOne(root, key, `/${addressed(key)}`);
+  else if (location.pathname === "/two") showOne(root, `${two.get("left")} and ${two.get("right")}`, location.search);
   else showList(root);
 }
 
