@@ -190,6 +190,8 @@ def identifier(path: str | os.PathLike[str]) -> str:
 
 def path_of(path: str | os.PathLike[str]) -> Any:
     """The path of a file, or of an address such as "s3://bucket/model.safetensors", which has the same methods."""
+    if not isinstance(path, str | os.PathLike):
+        return path
     if not (isinstance(path, str) and _ADDRESS.match(path)):
         return Path(path)
     from treeviz.integrations.fsspec import remote_path

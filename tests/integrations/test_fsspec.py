@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ import jax
 import mutated_files
 import numpy as np
 import pytest
+from runs_in_files import Training
 
 import treeviz
 from treeviz import cli
+from treeviz.cli.site import Site
 from treeviz.integrations import fsspec as fsspec_files
-from treeviz.reader import read
+from treeviz.integrations.fsspec import RunCopy
+from treeviz.reader import path_of, read
+from treeviz.steps.recording.history_file import Followed, journal_of
 from treeviz.tree.files.entries import LoadError
 from treeviz.tree.stored import on_fetch
 
@@ -182,6 +187,8 @@ def test_tensorstore_reads_a_checkpoint_of_orbax_where_it_can_and_pytorch_reads_
     assert not found.differences and not found.not_compared
     facts = [[row.facts for row in treeviz.walk(tree)] for tree in trees]
     assert facts[0] == facts[1] and any(one.static for one in facts[0])
+    gs = fsspec_files.RemotePath(None, "bucket/run", "gs://bucket/run/100")
+    assert gs.tensorstore() == {"driver": "gcs", "bucket": "bucket", "path": "run/100/"}
     memory = fsspec.filesystem("memory")
     memory.put(str(tmp_path / "orbax"), "/orbax", recursive=True)
     memory.pipe("/m.pt", b"PK\x03\x04")
@@ -249,6 +256,70 @@ def test_values_stream_in_bounded_memory_and_a_file_that_changed_is_refused(tmp_
     assert [row.notes[0].text for row in treeviz.render(tree, stats=True).table.leaves] == [rewritten] * 3
 
 
+def test_a_run_at_an_address_is_shown_and_followed(tmp_path, serve, capsys, monkeypatch):
+    monkeypatch.setattr("treeviz.integrations.fsspec._EVERY_S", 0.0)
+    training, server = Training(tmp_path / "run.treeviz"), serve(tmp_path)
+    training.go_on(5)
+    address = f"{server.address}/run.treeviz"
+    assert cli.main(["grads", address, "--text", "-"]) == 0 and "5 steps" in capsys.readouterr().out
+    run = RunCopy(path_of(f"{address}?secret=1"))
+    followed = Followed(run)
+    assert followed.update() == (True, "") and len(followed.history) == 5 and followed.update() == (False, "")
+    training.go_on(3)
+    copy = journal_of(run.path).stat().st_ino
+    assert followed.update() == (True, "") and len(followed.history) == 8
+    assert journal_of(run.path).stat().st_ino == copy  # only the new bytes were added
+    (item,) = Site([run]).items()
+    assert (item["key"], item["kind"]) == ("run.treeviz", "run") and item["bytes"] > 0
+    shutil.rmtree(tmp_path)
+    assert followed.update() == (False, f"{address} is gone") and len(followed.history) == 8
+    assert cli.main(["grads", address]) == cli.TROUBLE
+    assert capsys.readouterr().err == f"treeviz: {address}: there is no such file or folder\n"
+    path = run.path
+    del run, followed
+    assert not path.exists()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket on a server of S3 in this process, and what puts a file or a folder into it."""
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server", reason="moto's server is not installed")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    for name, value in {"ENDPOINT_URL": address, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    files = fsspec.filesystem("s3", skip_instance_cache=True)
+    files.mkdir("bucket")
+    yield lambda path: files.put(str(path), f"bucket/{path.name}", recursive=True)
+    server.stop()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_s3(tmp_path, bucket, capsys):
+    (tmp_path / "shards").mkdir()
+    save_shards(tmp_path / "shards", 3, 2, n_values=60_000)
+    Training(tmp_path / "run.treeviz").go_on(5)
+    mutated_files.SAMPLES["orbax"](tmp_path)
+    np.savez(tmp_path / "m.npz", a=np.arange(5))
+    for path in tmp_path.iterdir():
+        bucket(path)
+    with counted() as sizes:
+        tree = read("s3://bucket/shards")
+        treeviz.render(tree).html()
+    assert sum(sizes) < 5_000_000
+    for name in ("shards", "orbax", "m.npz"):
+        found = treeviz.diff(read(f"s3://bucket/{name}"), read(tmp_path / name))
+        assert not found.differences and not found.not_compared
+    assert cli.main(["grads", "s3://bucket/run.treeviz", "--text", "-"]) == 0
+    assert "5 steps" in capsys.readouterr().out
+    for name in ("none.npz", "none", "none.treeviz"):
+        assert cli.main(["grads"] * name.endswith(".treeviz") + [f"s3://bucket/{name}"]) == cli.TROUBLE
+        assert capsys.readouterr().err == f"treeviz: s3://bucket/{name}: there is no such file or folder\n"
+
+
 def test_only_named_protocols_are_read_and_a_missing_library_is_named(monkeypatch):
     for address in ("zip://a.npz", "simplecache::https://a/b.npz", "reference://x", "file:///etc/passwd"):
         with pytest.raises(LoadError, match="treeviz reads local files, and s3://, "):
@@ -267,8 +338,5 @@ def test_the_command_compares_a_local_file_with_one_at_an_address(tmp_path, serv
     assert cli.main(["diff", str(tmp_path), address]) == 0
     assert cli.main(["check", address]) == 0
     assert cli.main(["diff", str(tmp_path / "model-00001-of-00002.safetensors"), address]) == 1
-    for arguments in (["grads"], []):
-        assert cli.main([*arguments, "s3://bucket/run.treeviz"]) == cli.TROUBLE
-        assert "a recorded run is read from a local file" in capsys.readouterr().err
     assert cli.main([f"{address}/none.npz"]) == cli.TROUBLE
     assert capsys.readouterr().err == f"treeviz: {address}/none.npz: there is no such file or folder\n"

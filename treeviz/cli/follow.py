@@ -12,6 +12,7 @@ import numpy as np
 
 from treeviz.cli.output import SAME, is_terminal, one_line, print_error, print_text
 from treeviz.cli.show import with_run_options
+from treeviz.cli.source import run_at
 from treeviz.steps.recording.history_file import Followed
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
             from treeviz.integrations.textual import show
         except ImportError as error:
             raise not_installed(error, "follow") from error
-        show(RunScreen(Followed(options.run_file), options), least_s=LEAST_S, share=SHARE)
+        show(RunScreen(Followed(run_at(options.run_file)), options), least_s=LEAST_S, share=SHARE)
         return SAME
-    for line in new_findings(Followed(options.run_file), options.total):
+    for line in new_findings(Followed(run_at(options.run_file)), options.total):
         print_text(line)
         sys.stdout.flush()
     return SAME

@@ -17,9 +17,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "norms over the steps, and their losses."
     )
     parser = commands.add_parser("grads", help="the gradients of a run, or where two runs diverge", description=about)
-    written = "a .treeviz file, written by inspector.save or inspector.keep"
-    parser.add_argument("run_file", metavar="RUN", type=Path, help=written)
-    parser.add_argument("other", metavar="RUN2", type=Path, nargs="?", help="another run; status 1 if they differ")
+    written = "a .treeviz file, written by inspector.save or inspector.keep; also at s3://, gs://, …"
+    parser.add_argument("run_file", metavar="RUN", help=written)
+    parser.add_argument("other", metavar="RUN2", nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="the tree to show or compare, if there are several")
     parser.add_argument(
         "--follow", action="store_true", help="show the run while it is written; piped: its new findings"
@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
     other = recorded(options.other)
     files = options.run_file, options.other
     left, right = (visible(run.history.name, 100) for run in (inspector, other))
-    names = left or files[0].stem, right or files[1].stem
-    names = names if names[0] != names[1] else (str(files[0]), str(files[1]))
+    names = left or Path(files[0]).stem, right or Path(files[1]).stem
+    names = names if names[0] != names[1] else files
     runs = compare_runs(inspector.history, other.history, names, options.tree)
     view = with_run_options(runs.view, options)
     if runs.is_equal and not is_list(options):  # a tree of ones

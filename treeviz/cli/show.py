@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from treeviz.cli.output import (
     print_error,
     printed,
 )
-from treeviz.cli.source import add_source, load, name_of, stacks_of
+from treeviz.cli.source import add_source, load, name_of, run_at, stacks_of
 
 if TYPE_CHECKING:
     from treeviz.inspector.inspector import GradientInspector
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     return show(options, lambda: load(options.what, options), name_of(options.what))
 
 
-def recorded(file: str | Path) -> GradientInspector:
+def recorded(file: str) -> GradientInspector:
     """Load a recorded run.
 
     Raises:
@@ -84,14 +83,15 @@ def recorded(file: str | Path) -> GradientInspector:
     """
     from treeviz.inspector.inspector import GradientInspector
 
-    if re.match(r"\w\w+:/", str(file)):
-        raise ValueError(f"{one_line(str(file))}: a recorded run is read from a local file: copy it to a disk first")
-    inspector = GradientInspector.load(file)
+    run = run_at(file)
+    if not isinstance(run, Path):
+        run.update()
+    inspector = GradientInspector.load(run if isinstance(run, Path) else run.path)
     try:
         _ = inspector.history
     except LookupError:
         text = "no step was measured in this run yet; inspector.keep writes steps once a second and at the end"
-        raise ValueError(f"{one_line(str(file))}: {text}") from None
+        raise ValueError(f"{one_line(str(run))}: {text}") from None
     return inspector
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -30,12 +30,12 @@ _SHARE = 0.05  # of the time that a run is read for the list, while it is writte
 
 
 class Site:
-    """The runs and checkpoints below some paths. Nothing else is ever read, and nothing is written.
+    """The runs and checkpoints below some paths and at addresses. Nothing else is ever read, and nothing is written.
 
     An item has a key: its name, after the names of the folders between it and the path that was given.
     """
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: Sequence[Any]) -> None:
         self._paths = paths
         # By key: of which content, what, and when to read it again at the earliest.
         self._facts: dict[str, tuple[tuple[float, int], dict[str, Any], float]] = {}
@@ -43,9 +43,13 @@ class Site:
         self._opened: WeakValueDictionary[str, ServedRun] = WeakValueDictionary()
         self._loading = threading.Lock()  # one run at a time, since a large one takes memory and a processor
 
-    def _found(self) -> Iterator[tuple[str, Path, bool]]:
+    def _found(self) -> Iterator[tuple[str, Any, bool]]:
         """The key and the path of each item, and whether it is a run."""
         for path in self._paths:
+            if not isinstance(path, Path):  # at an address: the copy of a run, or a checkpoint
+                local = getattr(path, "path", None)
+                yield path.name if local is None else local.name, path, local is not None
+                continue
             if not path.is_dir() or is_checkpoint(path):
                 yield path.absolute().name, path, path.suffix == RUN
                 continue
@@ -61,8 +65,8 @@ class Site:
                     if (name in checkpoints or _is_item(name)) and not item.is_symlink():
                         yield start + item.relative_to(path).as_posix(), item, item.suffix == RUN
 
-    def _by_key(self) -> dict[str, tuple[Path, bool]]:
-        found: dict[str, tuple[Path, bool]] = {}
+    def _by_key(self) -> dict[str, tuple[Any, bool]]:
+        found: dict[str, tuple[Any, bool]] = {}
         for key, path, is_run in self._found():
             while key in found:
                 key += "'"  # two paths with one name
@@ -120,9 +124,15 @@ def _is_item(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith((RUN, *READERS))
 
 
-def _content_of(path: Path) -> tuple[float, int]:
-    """When an item was last written, in seconds since 1970, and its bytes; of a folder 0."""
+def _content_of(path: Any) -> tuple[float, int]:
+    """When an item was last written, in seconds since 1970, and its bytes; of a folder, and at an address, 0."""
     written, n_bytes = 0.0, 0
+    if not isinstance(path, Path):
+        if not hasattr(path, "path"):
+            return written, n_bytes
+        with contextlib.suppress(OSError, ValueError):
+            path.update()
+        path = path.path
     for part in (path, journal_of(path)) if path.suffix == RUN else (path,):
         with contextlib.suppress(OSError):
             status = part.stat()
@@ -130,11 +140,11 @@ def _content_of(path: Path) -> tuple[float, int]:
     return written, n_bytes
 
 
-def _facts_of(path: Path, opened: ServedRun | None) -> dict[str, Any]:
+def _facts_of(path: Any, opened: ServedRun | None) -> dict[str, Any]:
     """What the list says of a run, which a page may have opened; what is wrong with its file as a finding."""
     try:
         # A page goes on with a later run of the same name.
-        is_as_shown = opened is not None and opened.path == path
+        is_as_shown = opened is not None and opened.path == getattr(path, "path", path)
         with opened.read() if opened and is_as_shown else contextlib.nullcontext(load(path)) as history:
             if not history:
                 return {"steps": 0}
@@ -154,7 +164,7 @@ def _facts_of(path: Path, opened: ServedRun | None) -> dict[str, Any]:
         return {"findings": [["error", one_line(error)]], "nFindings": 1}
 
 
-def _explored(path: Path) -> Explored:
+def _explored(path: Any) -> Explored:
     from treeviz.explorer.explored import Explored
     from treeviz.prepare import prepare
 

@@ -9,7 +9,11 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treeviz.integrations.fsspec import RunCopy
 
 # A progress bar, shown if reading takes longer than a second.
 
@@ -137,6 +141,17 @@ def working_directory() -> Iterator[None]:
     finally:
         if here in sys.path:  # the module may have changed the list
             sys.path.remove(here)
+
+
+def run_at(file: str) -> Path | RunCopy:
+    """A recorded run: a file, or a copy of one at an address."""
+    from treeviz.reader import path_of
+
+    if isinstance(path := path_of(file), Path):
+        return path
+    from treeviz.integrations.fsspec import RunCopy
+
+    return RunCopy(path)
 
 
 def name_of(source: str) -> str:

@@ -24,7 +24,7 @@ from treeviz.inspector.views import whole_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import History, main_source
-from treeviz.steps.recording.history_file import Followed
+from treeviz.steps.recording.history_file import Copied, Followed
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Backend, answered, open_paths, read_request
 
@@ -154,8 +154,8 @@ class _Inspector:
 class ServedRun:
     """A run that is followed in its file; `poll` reads what is new, and sends it to the pages."""
 
-    def __init__(self, path: Path, publish: Publish) -> None:
-        self._recorder = _Recorder(Followed(path))
+    def __init__(self, file: Path | Copied, publish: Publish) -> None:
+        self._recorder = _Recorder(Followed(file))
         self._inspector = _Inspector(self._recorder)
         self._panel = LivePanel(self._inspector, self._recorder, share=_SHARE)
         self._pages = self._panel.show_in(lambda backend, status: Pages(backend, status, publish, self._complete))
@@ -202,8 +202,8 @@ class ServedRun:
 class TwoServedRuns:
     """Two runs side by side, which are followed in their files. Rows have no details."""
 
-    def __init__(self, paths: Sequence[Path], names: tuple[str, str], publish: Publish) -> None:
-        self._followed, self._names = [*map(Followed, paths)], names
+    def __init__(self, files: Sequence[Path | Copied], names: tuple[str, str], publish: Publish) -> None:
+        self._followed, self._names = [*map(Followed, files)], names
         self._throttle, self._is_new, self._lock = Throttle(share=_SHARE), True, threading.Lock()
         for followed in self._followed:
             followed.read()

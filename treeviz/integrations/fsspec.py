@@ -10,12 +10,17 @@ import fnmatch
 import io
 import os
 import re
+import shutil
 import stat
+import tempfile
 import threading
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -34,6 +39,7 @@ _BLOCK = 1 << 16  # of a later one; a read that goes on where the last one ended
 _MOST = 1 << 23  # bytes of one read
 _MOST_KEPT = 1 << 26  # bytes that were read and are kept, of all files
 _AT_ONCE = 16  # files
+_EVERY_S = 3.0  # between two looks at a run
 # Changes with the contents of a file: the first that a file system has
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "LastModified", "last_modified", "updated", "created")
 _SIZE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")  # of the header Content-Range
@@ -354,6 +360,55 @@ class _RemoteFile(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+class RunCopy:
+    """A recorded run at an address, in a folder of this machine.
+
+    Attributes:
+      path: The copy, which `update` brings up to date.
+    """
+
+    def __init__(self, remote: RemotePath) -> None:
+        self._remote, self._due = remote, 0.0
+        self._versions: dict[str, _Version] = {}
+        folder = tempfile.mkdtemp(prefix="treeviz-")
+        weakref.finalize(self, shutil.rmtree, folder, True)
+        self.path = Path(folder, self._remote.name)
+
+    def __str__(self) -> str:
+        return str(self._remote)
+
+    def update(self) -> None:
+        """Fetch what is new, if that was not done in the last seconds.
+
+        Raises:
+          OSError, ValueError: The run cannot be read.
+        """
+        if time.monotonic() < self._due:
+            return
+        is_new = self._fetched(self._remote, self.path, 0)
+        journal, local = self._remote.with_name(f"{self._remote.name}.journal"), Path(f"{self.path}.journal")
+        try:
+            self._fetched(journal, local, 0 if is_new or not local.exists() else local.stat().st_size)
+        except FileNotFoundError:
+            local.unlink(missing_ok=True)
+        self._due = time.monotonic() + _EVERY_S
+
+    def _fetched(self, remote: RemotePath, local: Path, begin: int) -> bool:
+        """Fetch the bytes from `begin` on, if the file has changed. Returns whether it has."""
+        remote.forget()
+        version = remote.begin()
+        if version == self._versions.get(local.name):
+            return False
+        begin = 0 if begin > version[0] else begin
+        with remote.open() as source, open(f"{local}.new" if not begin else local, "ab" if begin else "wb") as file:
+            source.seek(begin)
+            shutil.copyfileobj(source, file, _MOST)
+        if not begin:
+            os.replace(f"{local}.new", local)
+        self._versions[local.name] = version
+        return True
 
 
 _kept: dict[RemotePath, int] = {}  # the bytes that each file keeps, the oldest first

@@ -41,7 +41,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -235,16 +235,27 @@ class _NewArchive(zipfile.ZipFile):
         pass
 
 
-def load(path: str | os.PathLike) -> History:
+def load(file: str | os.PathLike | Copied) -> History:
     """Read a history that `save` or `keep` wrote. ValueError if it is none, is damaged, or has another version."""
-    followed = Followed(path)
+    followed = Followed(file)
     followed.read(is_final=True)
     assert followed.history is not None
     return followed.history
 
 
+class Copied(Protocol):
+    """A copy of a run that is elsewhere. Its text is the address."""
+
+    path: Path
+
+    def update(self) -> None: ...
+
+
 class Followed:
     """A run in a file that another process may be writing.
+
+    Args:
+      file: The file, or a copy that is brought up to date before it is read.
 
     Attributes:
       path: The file. It changes if the run stops and another one begins in "run-2.treeviz", as `keep` names it.
@@ -252,8 +263,9 @@ class Followed:
       n_unread: The number of bytes at the end of the journal that are no step, or not yet.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
-        self.path = Path(path)
+    def __init__(self, file: str | os.PathLike | Copied) -> None:
+        self._copy = None if isinstance(file, str | os.PathLike) else file
+        self.path = Path(file) if isinstance(file, str | os.PathLike) else file.path
         self.history: History | None = None
         self.n_unread = 0
         self._saved: tuple[int, ...] = ()  # identifies the content of the file that was read
@@ -271,6 +283,8 @@ class Followed:
           OSError: The file cannot be opened, or is not there yet.
           ValueError: It is not a run, or is damaged; what was read before stays.
         """
+        if self._copy is not None:
+            self._copy.update()
         history, n_before = self.history, 0 if self.history is None else self.history.n_records
         with open(self.path, "rb") as file:
             if (saved := _content_of(file)) != self._saved:
@@ -295,13 +309,13 @@ class Followed:
 
     def update(self) -> tuple[bool, str]:
         """`read`, or `move_on` after a stop. Returns whether anything is new, and why nothing can be read."""
-        name = visible(str(self.path), 1000)
+        name = visible(str(self._copy or self.path), 1000)
         try:
             is_new, trouble = self.read(), ""
         except FileNotFoundError:
             is_new, trouble = False, f"waiting for {name}" if self.history is None else f"{name} is gone"
         except (OSError, ValueError) as error:  # `keep` first makes an empty file
-            is_empty = self.history is None and not self.path.stat().st_size
+            is_empty = self.history is None and self.path.exists() and not self.path.stat().st_size
             is_new, trouble = False, f"waiting for the first step in {name}" if is_empty else visible(str(error), 1000)
         return (is_new, trouble) if is_new or not self.move_on() else self.update()
 
@@ -316,7 +330,7 @@ class Followed:
         A run that is started again with the same name is written there; see `keep`.
         """
         stopped = self.written
-        for n in range(1, _MOST_NEXT):
+        for n in range(1, _MOST_NEXT if self._copy is None else 1):
             path = self._next(n)
             if path.name not in self._others and _written(journal_of(path)) > stopped + STOPPED_S:
                 others = self._others | {self.path.name}

@@ -60,12 +60,12 @@ class ItemRow {
     const [severity, sentence] = item.findings?.[0] ?? [];
     this.element.dataset.severity = severity ?? "";
     this.name.textContent = item.name ?? "";
-    this.steps.textContent = item.kind === "checkpoint" ? bytesText(item.bytes) : item.steps === undefined ? "…" : countText(item.steps);
+    this.steps.textContent = item.kind === "checkpoint" ? (item.bytes ? bytesText(item.bytes) : "") : item.steps === undefined ? "…" : countText(item.steps);
     this.scalars.textContent = item.scalars?.join(" · ") ?? "";
     this.finding.textContent = sentence ?? (item.nFindings === 0 ? "no findings" : "");
     this.finding.title = item.findings?.map(([, text]) => text).join("\n") ?? "";
-    this.written.textContent = ageText(item.written);
-    this.written.title = new Date(1000 * item.written).toLocaleString();
+    this.written.textContent = item.written ? ageText(item.written) : "";
+    this.written.title = item.written ? new Date(1000 * item.written).toLocaleString() : "";
   }
 }
 
