@@ -68,7 +68,7 @@ def test_the_list_has_the_newest_first_and_says_what_is_wrong(folder):
     items = {item["key"]: item for item in served.items()}
     assert (items["run.treeviz"]["steps"], items["run.treeviz"]["step"]) == (60, "step 59")
     assert items["run.treeviz"]["findings"][0] == ["error", "6 of 6 leaves of grads were NaN or infinite at step 50."]
-    assert "is not a run" in items["broken.treeviz"]["findings"][0][1]
+    assert "not a run that" in items["broken.treeviz"]["findings"][0][1]
     assert items["params.npz"]["kind"] == "checkpoint" and items["params.npz"]["bytes"] > 0
     assert [item["key"] for item in site.Site([folder / "run.treeviz", folder / "old" / "run.treeviz"]).items()] == [
         "run.treeviz",

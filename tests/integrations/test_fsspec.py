@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -269,14 +270,17 @@ def test_a_run_at_an_address_is_shown_and_followed(tmp_path, serve, capsys, monk
     copy = journal_of(run.path).stat().st_ino
     assert followed.update() == (True, "") and len(followed.history) == 8
     assert journal_of(run.path).stat().st_ino == copy  # only the new bytes were added
-    (item,) = Site([run]).items()
+    site = Site([run])
+    (item,) = site.items()
+    site._searching.join()
     assert (item["key"], item["kind"]) == ("run.treeviz", "run") and item["bytes"] > 0
     shutil.rmtree(tmp_path)
     assert followed.update() == (False, f"{address} is gone") and len(followed.history) == 8
     assert cli.main(["grads", address]) == cli.TROUBLE
     assert capsys.readouterr().err == f"treeviz: {address}: there is no such file or folder\n"
     path = run.path
-    del run, followed
+    del run, followed, site
+    gc.collect()
     assert not path.exists()
 
 

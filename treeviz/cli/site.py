@@ -110,7 +110,8 @@ class Site:
         paths = self._by_key()
         if isinstance(key, tuple):
             with self._loading:
-                return TwoServedRuns([paths[each][0] for each in key], key, publish)
+                names = (key[0].removesuffix(RUN), key[1].removesuffix(RUN))
+                return TwoServedRuns([paths[each][0] for each in key], names, publish)
         path, is_run = paths[key]
         if not is_run:
             return ServedTree(_explored(path))
@@ -161,7 +162,8 @@ def _facts_of(path: Any, opened: ServedRun | None) -> dict[str, Any]:
                 "nFindings": len(found),
             }
     except Exception as error:  # a file of another program, or one that is being written
-        return {"findings": [["error", one_line(error)]], "nFindings": 1}
+        text = one_line(error).removeprefix(f"load: {path} is ")  # its name is beside it
+        return {"findings": [["error", text]], "nFindings": 1}
 
 
 def _explored(path: Any) -> Explored:

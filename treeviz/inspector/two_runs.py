@@ -135,7 +135,7 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
         if (span := min(apart, default=None)) is not None:
             numbering = runs[0].numbering
             when = numbering.text(numbering.position(span[1], span[3]))
-            text = f"{when}: {' and '.join(f'{values[span]:.6g}' for values in at)}"
+            text = f"{when}: {' and '.join(f'{values[span]:.6g}' for values in at)}".replace("nan", "NaN")
         lines.append(f"{shown} parts at {text}" if text else f"{shown} does not differ")
         any_differs |= bool(text)
         for run, history in zip(names, (first, other), strict=True):

@@ -60,7 +60,7 @@ class ItemRow {
     const [severity, sentence] = item.findings?.[0] ?? [];
     this.element.dataset.severity = severity ?? "";
     this.name.textContent = item.name ?? "";
-    this.steps.textContent = item.kind === "checkpoint" ? (item.bytes ? bytesText(item.bytes) : "") : item.steps === undefined ? "…" : countText(item.steps);
+    this.steps.textContent = item.kind === "checkpoint" ? (item.bytes ? bytesText(item.bytes) : "") : item.steps === undefined ? (item.nFindings ? "" : "…") : countText(item.steps);
     this.scalars.textContent = item.scalars?.join(" · ") ?? "";
     this.finding.textContent = sentence ?? (item.nFindings === 0 ? "no findings" : "");
     this.finding.title = item.findings?.map(([, text]) => text).join("\n") ?? "";
@@ -262,8 +262,10 @@ function start() {
   shadow.append(root);
   const key = location.pathname.startsWith("/at/") && decodeURIComponent(location.pathname).slice("/at/".length);
   const two = new URLSearchParams(location.search);
-  if (key) showOne(root, key, `/${addressed(key)}`);
-  else if (location.pathname === "/two") showOne(root, `${two.get("left")} and ${two.get("right")}`, location.search);
+  const names = key ? [key] : [two.get("left") ?? "", two.get("right") ?? ""];
+  const name = names.map((text) => text.replace(/\.treeviz$/, "")).join(" and ");
+  if (key) showOne(root, name, `/${addressed(key)}`);
+  else if (location.pathname === "/two") showOne(root, name, location.search);
   else showList(root);
 }
 
