@@ -93,9 +93,9 @@ def not_all_finite(dtype: str) -> np.ndarray:
 
 @precise
 def test_every_dtype_and_every_shape_agrees_with_float64_also_where_numbers_are_not_finite():
-    shapes = [(40, 50), (300, 200), (20_000,), (1,), (1, 1), (3, 1, 7000)]
+    shapes = [(40, 50), (300, 200), (20_000,), (1,), (3, 1, 7000)]
     leaves = [*(sample("float32", shape) for shape in shapes), sample("float32", (3,))[2:].reshape(())]
-    leaves += [sample(dtype, shape) for dtype in FLOATS[1:] for shape in [(300, 200), (40, 50), (17,)]]
+    leaves += [sample(dtype, shape) for dtype in FLOATS[1:] for shape in [(300, 200), (17,)]]
     leaves += [not_all_finite(dtype) for dtype in FLOATS if dtype != "float8_e4m3fn"]  # that has no infinity
     told = numbers(leaves, HISTOGRAM)
     for leaf, x in enumerate(leaves):
@@ -104,7 +104,7 @@ def test_every_dtype_and_every_shape_agrees_with_float64_also_where_numbers_are_
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [*(("float32", shape) for shape in [(), (1,), (1, 1), (2, 1)]), *((dtype, (1,)) for dtype in FLOATS[1:])],
+    [*(("float32", shape) for shape in [(), (1,), (2, 1)]), *((dtype, (1,)) for dtype in ("bfloat16", "complex64"))],
     ids=str,
 )
 def test_a_single_small_leaf_agrees_with_float64(dtype, shape):
@@ -139,9 +139,8 @@ def test_a_large_float16_norm_is_finite():
 
 @pytest.mark.optimized
 def test_long_sums_keep_their_digits():
-    for shape in [(2_000_000,), (4, 500_000), (500_000, 4), (1000, 2000)]:
-        x = full(shape, 1.3)
-        assert numbers([x], LIGHT)["norm"][0] == pytest.approx(np.float32(1.3) * np.sqrt(2e6), rel=1e-3)
+    leaves = [full(shape, 1.3) for shape in [(2_000_000,), (4, 500_000), (500_000, 4)]]
+    assert numbers(leaves, LIGHT)["norm"] == pytest.approx(np.float32(1.3) * np.sqrt(2e6), rel=1e-3)
 
 
 @given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=60, max_size=60))
@@ -166,23 +165,22 @@ def enable_x64():
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
 
 
-@pytest.mark.parametrize(
-    ("scale", "shape"), [(1.0, (30, 40)), (1.0, (200, 300)), (1e150, (30, 40)), (1e-200, (200, 300)), (1e300, (30, 40))]
-)
-def test_float64_and_complex128_are_right_under_x64(scale, shape):
+def test_float64_and_complex128_are_right_under_x64():
     rng = np.random.default_rng(0)
-    with enable_x64():
-        x = rng.standard_normal(shape) * scale
-        z = x + 1j * x[::-1]
-        small = x.astype(np.float32) if scale == 1 else ones(3)
-        told = numbers([x, z, small, np.arange(3)])
-        top = np.abs(x).max()
-        for leaf, y in enumerate((x, z)):
-            expected = np.linalg.norm(np.asarray(y).reshape(-1) / top)
+    for scale in (1.0, 1e150, 1e-200, 1e300):
+        with enable_x64():
+            xs = [rng.standard_normal(shape) * scale for shape in ((30, 40), (200, 300))]
+            wide = [*xs, *(x + 1j * x[::-1] for x in xs)]
+            small = rng.standard_normal((30, 40)).astype(np.float32)
+            told = numbers([*wide, small, np.arange(3)])  # a program for all scales
+        for leaf, y in enumerate(wide):
+            top = np.abs(xs[leaf % 2]).max()
+            expected = np.linalg.norm((y / top).reshape(-1))
             np.testing.assert_allclose(told["norm"][leaf] / top, expected, rtol=1e-6)
-        np.testing.assert_allclose(told["max_abs"][0], top, rtol=1e-6)
-        assert_told(told, 2, small)
-        assert told["nonfinite"].tolist() == [0, 0, 0, -1]
+            if leaf < 2:
+                np.testing.assert_allclose(told["max_abs"][leaf], top, rtol=1e-6)
+        assert_told(told, 4, small)
+        assert told["nonfinite"].tolist() == [0, 0, 0, 0, 0, -1]
 
 
 def test_leaves_without_numbers_have_a_row_and_no_number():
@@ -298,8 +296,8 @@ def mesh(*shape: int) -> Mesh:
 @pytest.mark.parametrize(
     ("spec", "backend", "statistics"),
     [
-        *((P("a", "b"), "cpu", HISTOGRAM), (P("b"), "cpu", FULL), (P(None, "a"), "cpu", LIGHT), (P(), "cpu", FULL)),
-        *((P("a", "b"), "gpu", FULL), (P("b"), "gpu", LIGHT)),
+        *((P("a", "b"), "cpu", HISTOGRAM), (P(None, "a"), "cpu", LIGHT), (P(), "cpu", FULL)),
+        (P("a", "b"), "gpu", FULL),
     ],
     ids=lambda value: None if isinstance(value, tuple) and len(value) > 2 else str(value),
 )
@@ -335,7 +333,7 @@ def test_it_works_in_shard_map_and_in_explicit_meshes():
 @precise
 def test_what_is_made_for_accelerators_agrees_with_float64(monkeypatch):
     tree = [sample("float32", shape) for shape in ((3,), (40, 50), (200, 100))]
-    tree += [sample(dtype, (40, 50)) for dtype in FLOATS[1:]]
+    tree += [sample(dtype, (40, 50)) for dtype in ("bfloat16", "float8_e5m2", "complex64")]
     tree += [full(5, 1e20), np.array([1e-30, np.nan], np.float32)]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     told = numbers(tree, HISTOGRAM)
