@@ -516,12 +516,13 @@ def _added_collectives(
         groups = [[array] for array in arrays] if len(parts) == len(arrays) else [arrays]
         operands = _bytes_of(_ARRAY.findall(match[3].partition(")")[0]))
         for name, group in zip(parts, groups, strict=False):
-            key = _key_of(name)
-            payers = payers_of_name.get(key, {})
-            payer = next(iter(payers)) if len(payers) == 1 else key[1] or (_BY_COMPILER,)
-            turns = max(payers.values(), default=1.0) if "while/" in name else 1.0
+            is_backward, *key = _key_of(name)
+            # Until jax 0.6, an equation inside a loop does not know that it is of a backward pass.
+            payers = payers_of_name.get((is_backward, *key)) or payers_of_name.get((False, *key), {})
+            payer = next(iter(payers)) if len(payers) == 1 else key[0] or (_BY_COMPILER,)
+            turns = max(payers.values(), default=1.0) if "while" in re.split("[/()]", name) else 1.0
             n_bytes = turns * max(_bytes_of(group), operands if len(groups) == 1 else 0)
-            if key[2] not in _COLLECTIVES:
+            if key[1] not in _COLLECTIVES:
                 found.append((payer, Collective(match[2], "", (), n_bytes, True)))
     return found
 
@@ -530,7 +531,8 @@ def _key_of(op_name: str) -> tuple:
     """Whether an operation of a compiled program is of a backward pass, its scopes and its primitive."""
     *parts, primitive = op_name.split("/")
     scopes = [_TRANSFORMED.sub(r"\1", part).rstrip(")") for part in parts if not _ADDED.fullmatch(part)]
-    return "transpose(" in op_name, tuple([scope for scope in scopes if scope]), primitive
+    scopes = [scope for scope in scopes if scope and not _ADDED.fullmatch(scope)]
+    return "transpose(" in op_name, tuple(scopes), primitive
 
 
 def _bytes_of(arrays: Sequence[tuple[str, str, str]]) -> float:

@@ -198,8 +198,9 @@ def _rate(eqn: Any, name: str, operands: Sequence[Move]) -> Rate | None:
 def optax_functions(eqn: Any) -> list[str]:
     """The functions of Optax in which an equation was traced, the innermost first: "set_to_zero"."""
     traceback = eqn.source_info.traceback
-    frames = () if traceback is None else traceback.frames
-    return [frame.function_name.partition(".<locals>")[0] for frame in frames if _OPTAX in frame.file_name]
+    # Until jax 0.10, `frames` have no qualified names.
+    codes = traceback.raw_frames()[0] if hasattr(traceback, "raw_frames") else ()
+    return [code.co_qualname.partition(".<locals>")[0] for code in codes if _OPTAX in code.co_filename]
 
 
 def bits_of(mask: int) -> Iterator[int]:
