@@ -6,6 +6,7 @@ read off a page at once: every function here waits first, and `settled(page)` st
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -35,13 +36,22 @@ def opened(page, n_views: int = 1) -> Any:
     return settled(page)
 
 
-def is_tried(*choices: int) -> bool:
-    """Whether to try a combination: of all of them half, in which every two choices meet.
+def in_a_theme(page, *choices: int) -> str:
+    """Show the page in the light or in the dark, so that of all combinations half are tried, in which every two meet.
 
     Args:
-      choices: Which one was chosen of each kind, by its number.
+      choices: Which one was chosen of each other kind, by its number.
     """
-    return sum(choices) % 2 == 0
+    theme = "dark" if sum(choices) % 2 else "light"
+    page.emulate_media(color_scheme=theme)
+    settled(page)
+    return theme
+
+
+def answer(page, ask: str, question: Any = None) -> Any:
+    """What a function in the page gives, as JSON: a large answer takes Playwright a multiple of that."""
+    script = f"async (text) => JSON.stringify(await ({ask})(JSON.parse(text)))"
+    return json.loads(page.evaluate(script, json.dumps(question)))
 
 
 def labels(page) -> list[str]:

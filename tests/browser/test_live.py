@@ -7,7 +7,7 @@ from base64 import b64encode
 import numpy as np
 import pytest
 from browser.conftest import new_context
-from browser.driving import box, choose, is_tried, labels, readout, row, settled, violations
+from browser.driving import answer, box, choose, in_a_theme, labels, readout, row, settled, violations
 from browser.fake_kernel import PAGE, FakeKernel
 from live_runs import PATHS, Run
 
@@ -64,7 +64,7 @@ def test_columns_are_joined_as_numpy_would_and_never_more_than_there_is_room_for
     messages = [
         [message["n"], [b64encode(part).decode() for part in parts]] for message, parts in run.sent if message["n"]
     ]
-    whole, newest = parts.evaluate(GROW, [b64encode(run.panel.backend.view.packed).decode(), messages])
+    whole, newest = answer(parts, GROW, [b64encode(run.panel.backend.view.packed).decode(), messages])
     run.widget.close()
     assert whole["most"] <= whole["room"] <= 512
 
@@ -103,10 +103,10 @@ def live(open_page):
     """`live(…)` shows the panel of a run in a page: the run, and the kernel that carries what they say."""
     runs = []
 
-    def show(*, places: str = "a", steps: int = 0, width: int = 1200, dark: bool = False, **options):
+    def show(*, places: str = "a", steps: int = 0, width: int = 1200, **options):
         run = Run(**options)
         runs.append(run)
-        kernel = FakeKernel(open_page(PAGE, width=width, dark=dark), run.widget)
+        kernel = FakeKernel(open_page(PAGE, width=width), run.widget)
         for place in places:
             kernel.show(0, place)
         run.step(steps)
@@ -313,8 +313,7 @@ def test_the_newest_steps_scroll(live):
     run, kernel = live(steps=1)
     for _ in range(40):
         run.step(13)
-        drawn(kernel)
-    page = kernel.page
+    page = drawn(kernel)
     page.get_by_role("combobox", name="Series").select_option("grads norm, newest steps")
     first = settled(page).locator(".axis span").first.inner_text()
     run.step(200)
@@ -378,9 +377,9 @@ def test_a_million_steps_fit(live):
     assert page.evaluate("() => document.querySelector('.treeviz').shadowRoot.querySelectorAll('*').length") < 600
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (420, False), (420, True)])
-def test_nobody_is_left_out_of_a_run(live, shots, width, dark):
-    run, kernel = live(steps=200, width=width, dark=dark, total=1000)
+@pytest.mark.parametrize("width", [1200, 420])
+def test_nobody_is_left_out_of_a_run(live, shots, width):
+    run, kernel = live(steps=200, width=width, total=1000)
     run.scalars = "learning rate", "loss"
     run.step(40, bad=1)
     run.step(120)
@@ -388,8 +387,8 @@ def test_nobody_is_left_out_of_a_run(live, shots, width, dark):
     row(page, "w").first.click()
     page.get_by_role("button", name="pin row").click()
     for number, name in enumerate(("running", "stopped")):
-        if is_tried(number, dark, width == 420):
-            shots(settled(page), f"live-{name}-{width}-{'dark' if dark else 'light'}.png")
-            assert violations(page) == []
+        theme = in_a_theme(page, number, width == 420)
+        shots(page, f"live-{name}-{width}-{theme}.png")
+        assert violations(page) == []
         run.panel.finish("stopped", "KeyboardInterrupt")
         page = drawn(kernel)
