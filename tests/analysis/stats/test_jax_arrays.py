@@ -80,16 +80,15 @@ def test_64_bit_dtypes_agree_with_float64(dtype, how):
     assert_same(told(statistics(array, **how)[0]), truth(x))
 
 
-@BOTH
 @pytest.mark.parametrize(
-    ("dtype", "value"),
+    ("dtype", "value", "how"),
     [
-        ("float16", 60000),
-        ("bfloat16", 1),
-        ("float8_e4m3fn", 448),
-        ("float32", 1e20),
-        ("float32", 1e-25),
-        ("int8", -128),
+        ("float16", 60000, HOST),
+        ("bfloat16", 1, HOST),
+        ("bfloat16", 1, DEVICE),  # its program is that of all others which float32 holds, but for the cast
+        ("float8_e4m3fn", 448, HOST),
+        *(("float32", value, how) for value in (1e20, 1e-25) for how in (HOST, DEVICE)),
+        ("int8", -128, HOST),
     ],
 )
 def test_many_equal_numbers_have_their_own_value_as_mean_and_rms(dtype, value, how):
@@ -101,12 +100,12 @@ def test_many_equal_numbers_have_their_own_value_as_mean_and_rms(dtype, value, h
     assert found["histogram"].sum() == 100_000
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int4", "int8", "int32", "uint32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int4", "int32"])
 def test_a_device_without_float64_is_right_to_the_digits_of_float32(dtype, monkeypatch):
     monkeypatch.setattr("treeviz.analysis.stats.arrays.has_float64", lambda device: False)
     x = sample(dtype)
     found, expected = told(statistics(jnp.asarray(x), **DEVICE)[0]), truth(x)
-    if dtype in ("int32", "uint32", "complex64"):  # integers are rounded to float32, and |z| is made in it
+    if dtype in ("int32", "complex64"):  # integers are rounded to float32, and |z| is made in it
         for name in ("min", "max"):
             assert found[name] == pytest.approx(expected[name], rel=1e-6)
             found[name] = expected[name]
@@ -162,7 +161,7 @@ def test_a_sharded_array_is_read_as_it_lies(dtype, spec, how):
     + [(dtype, DEVICE) for dtype in ("bfloat16", "int4")],
 )
 def test_nothing_is_left_on_an_array_and_donation_still_happens(dtype, how):
-    for place in (jax.devices()[0], NamedSharding(mesh(4), P("a"))):
+    for place in (jax.devices()[0], NamedSharding(mesh(2), P("a"))):
         for n_rows in (4, 2 * stats_host.SMALL)[: 1 if how else 2]:  # the size matters on the host
             x = jax.device_put(jnp.ones((n_rows, 2), dtype), place)
             view = statistics({"x": x}, **how)
@@ -328,14 +327,14 @@ def test_inside_a_trace_nothing_is_traced(how):
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is not in this jax")
 def test_inside_shard_map_and_scan_nothing_is_traced(how):
     x = sample("float32", (8, 16))
-    whole, sharded = jnp.asarray(x), jax.device_put(x, NamedSharding(mesh(8), P("a")))
+    whole, sharded = jnp.asarray(x), jax.device_put(x, NamedSharding(mesh(2), P("a")))
     seen = []
 
     def f(y):
         seen.append(statistics([whole, sharded, y], **how))
         return y
 
-    jax.jit(jax.shard_map(f, mesh=mesh(8), in_specs=P("a"), out_specs=P("a")))(sharded)
+    jax.jit(jax.shard_map(f, mesh=mesh(2), in_specs=P("a"), out_specs=P("a")))(sharded)
     jax.lax.scan(lambda carry, y: (carry, f(y)), 0, jnp.ones(3))
     assert len(seen) >= 2
     for columns, notes in seen:
