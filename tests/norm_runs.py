@@ -100,13 +100,14 @@ class ActivationRun:
         for step in range(self.n_steps):
             numbers = {"grads": {"norm": self.grads[step], "nonfinite": self.bad["grads"][step]}}
             for role, levels in self.levels.items():
-                numbers[role] = {"rms": levels[step], "nonfinite": self.bad[role][step], "max_abs": self.largest[step]}
+                numbers[role] = {"rms": levels[step], "nonfinite": self.bad[role][step]}
             inputs = numbers["inputs"]
             inputs["rms"] = np.where(self.at["['embed']"] == np.arange(n), np.nan, inputs["rms"])
             inputs["dead"] = np.where(self.is_weight, self.is_dead[step].sum(axis=1), -1)
             if self.dead_in_other_use is not None:
                 numbers["inputs #2"] = {"rms": inputs["rms"], "dead": self.dead_in_other_use}
             if self.LISTED and step % self.LISTED == 0:
+                inputs["max_abs"] = self.largest[step]
                 constant = np.maximum(self.constant[step], inputs["dead"])
                 inputs["constant"] = np.where(self.is_weight, constant, -1)
                 if self.dead_in_other_use is not None:

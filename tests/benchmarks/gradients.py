@@ -193,7 +193,7 @@ def _in_process(name: str, variants: Sequence[str]) -> dict[str, Seconds] | None
 def _of_step(name: str, variants: Sequence[str] | None) -> dict[str, Seconds] | None:
     """All that is measured in this process; None without the step's library."""
     made = _published(name) if name in PUBLISHED else _modelled(name, variants or ())
-    of_first = (*(FIRST_STEPS_OF if name == "mlp" else (PLAIN, WATCH)), BY_HAND)
+    of_first = (*(FIRST_STEPS_OF if name == "mlp" else (PLAIN, WATCH)), ACTIVATIONS, BY_HAND)
     try:
         first = first_steps({variant: make for variant, make in made.items() if variant in of_first})
     except ImportError:

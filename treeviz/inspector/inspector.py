@@ -165,10 +165,11 @@ class GradientInspector:
       stacked: An array over which a watched step scans holds all layers of a model: each layer gets a row. Globs, as
         in `treeviz.render`, name further such arrays; None: layers get no rows.
       activations: Also measure what goes into each parameter and what comes out of it, in the first operation that
-        combines it with data, as `history.values("inputs", "rms")` and "outputs": "rms", "max_abs", "nonfinite",
-        "zero_share", and of the features that a product contracts, how many are zero in all examples ("dead"). In the
-        steps of `heavy_every` also "dead_at", the first of these, counted from 1; how many are the same in all
-        examples ("constant"); and how many rows of an embedding are read ("rows_read").
+        combines it with data, as `history.values("inputs", "rms")` and "outputs"; and of the features that a product
+        contracts, "zero_share", and how many are zero in all examples ("dead"). "nonfinite" is 1 if there are values
+        that are NaN, infinite or beyond 1e19. In the steps of `heavy_every` it is their number, and there are
+        "max_abs", the "zero_share" of outputs, the first dead features ("dead_at", counted from 1), how many are the
+        same in all examples ("constant"), and how many rows of an embedding are read ("rows_read").
 
     Attributes:
       earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.

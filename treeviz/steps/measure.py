@@ -250,7 +250,7 @@ def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
     return {
         source.name: unpack(packed[source.name], measurement.statistics_of(source.name), source.sizes)
         for source in measurement.sources
-        if source.name != LOSSES
+        if not source.name.startswith((LOSSES, ACTIVATIONS))
     }
 
 

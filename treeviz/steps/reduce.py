@@ -20,6 +20,7 @@ from treeviz.steps.statistics import (
     EXPONENT_ZERO,
     HUGE,
     LIGHT,
+    LIGHT_OF_ACTIVATIONS,
     NO_COUNT,
     NO_NUMBER,
     RANGE_AT,
@@ -518,6 +519,7 @@ def _histogram(x: jax.Array, reduced: Callable) -> jax.Array:
 # Values that go into a parameter or come out of it. Each is reduced to a few rows, and the rows of all values together.
 
 _N_ROWS = 64
+_FEWEST = 1 << 12  # numbers whose sums XLA CPU leaves to a library, which compiles next to nothing
 _HALF = np.uint32(1 << 16)  # two counts share a word
 
 
@@ -527,11 +529,19 @@ class ActivationParts(NamedTuple):
     Attributes:
       rows: Of rows that the value is broken into: the sums of squares, in float64, the largest magnitudes, and the
         counts of non-finite numbers and, times 2**16, of zeros; None: `words` has all.
+      light: In place of all others, float32 sums over all axes but those of the features, or the last one: of squares,
+        and of ones for numbers that are not zero, if there are features.
     """
 
     words: dict[str, jax.Array]
     rows: tuple[jax.Array, ...] | None = None
     n_padded: int = 0
+    light: tuple[jax.Array, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Parts are given to `activation_rows` in the order of these, the longest first."""
+        return max([x.size for x in self.light], default=_N_ROWS * (self.rows is not None))
 
 
 def activation_parts(
@@ -544,8 +554,49 @@ def activation_parts(
       features: The axes of the features, of which those are counted that are zero or the same in all examples.
       n_rows: x holds indices of so many rows, and nothing but the rows that are read is counted.
     """
+    if statistics == LIGHT_OF_ACTIVATIONS:
+        nothing = jnp.zeros(1, jnp.float32)
+        return ActivationParts({}, light=(nothing,) if n_rows is not None else _light_activation(x, features))
     words, rows = _activation(x, statistics, features, n_rows, jax.default_backend() == "cpu")
     return ActivationParts(words, rows or None, -x.size % _N_ROWS)
+
+
+@partial(jax.jit, static_argnums=1)  # traced and lowered once for all values of a shape
+def _light_activation(x: jax.Array, features: tuple[int, ...] | None) -> tuple[jax.Array, ...]:
+    x = as_real(lax.stop_gradient(x))
+    kept = range(x.ndim)[-1:] if features is None else features
+    others, n = tuple(axis for axis in range(x.ndim) if axis not in kept), math.prod([x.shape[axis] for axis in kept])
+    if x.size < _FEWEST and not is_sharded(x):
+        x, others = _rows_with_zeros([barrier(flat(lax.transpose(x, (*others, *kept))))], n), (0,)
+    terms = [lax.square(x), *([] if features is None else [lax.abs(lax.sign(x))])]
+    sums = [lax.reduce(term, np.zeros((), x.dtype), lax.add, others) for term in terms]
+    if is_sharded(x):  # so many numbers, with this sum, that are not zero: these can be joined with those of others
+        n_live, sums = jnp.sum(lax.sign(sums[-1])), [jnp.sum(y) for y in sums]
+        sums[1:] = [jnp.where(np.arange(n) < n_live, y / n_live, 0) for y in sums[1:]]
+    return tuple([lax.convert_element_type(lax.reshape(y, (y.size,)), np.float32) for y in sums])
+
+
+def _rows_with_zeros(parts: Sequence[Any], length: int) -> jax.Array:
+    """The parts as rows of a length, and so many rows of zeros that XLA CPU leaves sums of rows to a library."""
+    lacking = max(-(-_FEWEST // length) * length - sum([x.size for x in parts]), 0)
+    zeros = [_zeros(lacking).astype(parts[0].dtype)] if lacking else []
+    return copied_together([*parts, *zeros]).reshape(-1, length)
+
+
+def _light_rows(parts: Sequence[ActivationParts]) -> jax.Array:
+    """uint32[values, 3]: bits of float32, as `unpack_activations` reads them."""
+    rows = []
+    for group in blocks(range(len(parts)), [part.length for part in parts]):
+        members, length = [parts[i].light for i in group], parts[group[0]].length
+        lines: list[Any] = []
+        for xs in [xs[i:][:1] for i in (0, 1) for xs in members]:
+            lines += [*xs, *([_zeros(n)] if (n := length - sum([x.size for x in xs])) else [])]
+        block = _rows_with_zeros(lines, length)
+        both = [lax.reduce(x, np.float32(0), lax.add, (1,)) for x in (block, lax.abs(lax.sign(block)))]
+        starts = (0, 0), (0, len(members)), (1, len(members))
+        rows.append([lax.slice_in_dim(both[which], start, start + len(members)) for which, start in starts])
+    columns = [joined_arrays(column) for column in zip(*rows, strict=True)]
+    return bits_of(lax.concatenate([lax.expand_dims(column, (1,)) for column in columns], 1))
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))  # traced and lowered once for all values of a shape
@@ -562,11 +613,13 @@ def _activation(x, statistics, features, n_rows, is_cpu) -> tuple[dict[str, jax.
         is_dead = magnitude(jnp.max(jnp.abs(x), others)) == 0  # a maximum of floats is a fast loop
         words["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
         if "constant" in statistics:
-            # The order of the contracted axes is that of the weight.
-            is_dead = jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]).reshape(-1)
             words["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
-            n = STATISTICS["dead_at"].n_bins
-            words["dead_at"] = jnp.nonzero(is_dead, size=n, fill_value=-1)[0].astype(jnp.uint32) + np.uint32(1)
+            if not is_sharded(is_dead):  # of sharded ones `jnp.nonzero` lists none
+                # The order of the contracted axes is that of the weight.
+                is_dead = jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]).reshape(-1)
+                n = STATISTICS["dead_at"].n_bins
+                places = jnp.nonzero(is_dead, size=n, fill_value=-1)[0]
+                words["dead_at"] = places.astype(jnp.uint32) + np.uint32(1)
     if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32 and x.size < _N_ROWS * _HALF) or is_sharded(x):
         zeros = jnp.sum(as_words(magnitude(x) == 0), dtype=jnp.uint32)
         whole = _rows_of(_in_rows(x[None]), (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
@@ -585,6 +638,8 @@ def _activation(x, statistics, features, n_rows, is_cpu) -> tuple[dict[str, jax.
 
 def activation_rows(parts: Sequence[ActivationParts], statistics: tuple[str, ...]) -> jax.Array:
     """uint32[values, n_words]: the packed rows of values, for `statistics_of_activations`; those in rows come first."""
+    if statistics == LIGHT_OF_ACTIVATIONS:
+        return _light_rows(parts)
     in_rows = [part for part in parts if part.rows is not None]
     others, together = parts[len(in_rows) :], dict[str, jax.Array]()
     if in_rows:

@@ -303,6 +303,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
 
 
 _FIRST = ("rms", "dead", "zero_share")  # of the columns of activations
+_HEAVY = {"nonfinite": "; 1 stands for any number, except in the steps of heavy_every"}  # the others are not in others
 
 
 def activation_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
@@ -311,7 +312,10 @@ def activation_columns(table: TreeTable, history: History, source: str = "grads"
     for name in activations_of(history, source):
         known = [(statistic, history.tracks[name, statistic].latest()) for statistic in history.statistics(name)]
         numbers = {statistic: newest[1] for statistic, newest in known if newest is not None}
-        columns += gradient_columns(table, {name: numbers})
+        for column in gradient_columns(table, {name: numbers}):
+            statistic, light = column.name.removeprefix(f"{name}_"), _FIRST[: 3 if kind_of(name) == "inputs" else 2]
+            more = "" if statistic in light else _HEAVY.get(statistic, "; in the steps of heavy_every")
+            columns.append(replace(column, help=column.help + more))
         if "dead_at" in numbers:
             lists = [[f"{place - 1}" for place in leaf.tolist() if place > 0] for leaf in numbers["dead_at"]]
             n_dead = numbers["dead"].tolist()

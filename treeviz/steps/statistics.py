@@ -238,14 +238,34 @@ LOSSES = "losses of the step"
 
 ACTIVATIONS = "activations of the step"
 """What begins the names of the sources of a measurement with rows of activations, which `decode` makes `ROLES` of."""
-_LIGHT_OF_ACTIVATIONS = ("norm", "max_abs", "nonfinite", "zeros", "dead")
 OF_FEATURES = ("dead", "constant", "rows_read", "dead_at")
-_OF_ACTIVATIONS = (*_LIGHT_OF_ACTIVATIONS, *OF_FEATURES[1:])
+LIGHT_OF_ACTIVATIONS = ("squares", "nonzeros", "live")
+"""The words of a light row of activations, which `unpack_activations` reads; others have a packed row of statistics."""
+_HEAVY_OF_ACTIVATIONS = ("norm", "max_abs", "nonfinite", "zeros", *OF_FEATURES)
 
 
 def statistics_of_activations(statistics: Sequence[str]) -> tuple[str, ...]:
-    """The statistics of activations in a measurement of these statistics of gradients."""
-    return _OF_ACTIVATIONS if "histogram" in statistics else _LIGHT_OF_ACTIVATIONS
+    """What rows of activations hold in a measurement of these statistics of gradients."""
+    return _HEAVY_OF_ACTIVATIONS if "histogram" in statistics else LIGHT_OF_ACTIVATIONS
+
+
+def unpack_activations(packed: np.ndarray, statistics: Sequence[str], source: MeasuredTree) -> dict[str, np.ndarray]:
+    """As `unpack`, of rows of activations, light ones too. Those count a value that is not finite as one number.
+
+    The squares of numbers beyond 1e19 are not finite in float32, and count as such.
+    """
+    if statistics != LIGHT_OF_ACTIVATIONS:
+        return unpack(packed, statistics)
+    is_empty = packed[..., 0] == NO_NUMBER
+    squares, nonzeros, live = np.moveaxis(np.ascontiguousarray(packed).view(np.float32).astype(np.float64), -1, 0)
+    n_features = np.array([int(shape or 0) for shape in source.shapes])
+    is_bad, has_features = ~np.isfinite(squares), (n_features > 0) & np.isfinite(nonzeros) & ~is_empty
+    return {
+        "norm": np.sqrt(np.where(is_empty | is_bad, np.nan, squares)),
+        "nonfinite": np.where(is_empty, -1, is_bad).astype(np.int64),
+        "zeros": np.where(has_features, np.array(source.sizes) - nonzeros, -1).astype(np.int64),
+        "dead": np.where(has_features, n_features - live, -1).astype(np.int64),
+    }
 
 
 def kind_of(name: str) -> str:

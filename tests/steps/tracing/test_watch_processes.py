@@ -29,7 +29,7 @@ import jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from treeviz.steps.tracing import processes
 from treeviz.steps.tracing import watch as watching
-from treeviz.steps.statistics import unpack
+from treeviz.steps.statistics import ACTIVATIONS, unpack, unpack_activations
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 def put(x, spec=P("data")):
@@ -50,7 +50,7 @@ seen, before = [], ""
 others_come = case in ("both", "differs")
 processes.GRACE_S = 100.0 if others_come or rank == 1 else 0.0
 processes.JOIN_S = 100.0
-settings = {"every": 2} if case == "differs" and rank == 1 else {}
+settings = {"every": 2} if case == "differs" and rank == 1 else {"activations": case == "both"}
 params, batch = {"w": put(w)}, (put(x), put(y))  # fully sharded
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -78,8 +78,12 @@ with warnings.catch_warnings(record=True) as caught:
             run._consensus._settled.wait()
     jax.block_until_ready(params)
 norms = [unpack(np.array(m.packed["grads"].addressable_data(0)), m.statistics)["norm"].tolist() for _, m in seen]
+def of_activations(m, source):
+    packed = np.array(m.packed[source.name].addressable_data(0))
+    return unpack_activations(packed, m.statistics_of(source.name), source)["norm"].tolist()
 print("FOUND", json.dumps({
     "norms": norms,
+    "activations": [of_activations(m, s) for _, m in seen for s in m.sources if s.name.startswith(ACTIVATIONS)],
     "numbers": [n for n, _ in seen],
     "notes": getattr(run, "notes", ()),
     "before the decision": before,
@@ -116,22 +120,26 @@ def without_errors(host: dict) -> dict:
     return {name: each for name, each in host.items() if name != "errors"}
 
 
-def true_norms() -> list[float]:
+def true_norms() -> tuple[list[float], list[tuple[float, float]]]:
+    """Of the gradients, and of what goes into the parameter and comes out."""
     rng = np.random.default_rng(0)
     w, x, y = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 4), (16, 8), (16, 4)))
-    w, norms = w.astype(np.float64), []
+    w, norms, activations = w.astype(np.float64), [], []
     for _ in range(3):
         out = np.tanh(x @ w)
+        activations.append((np.linalg.norm(x), np.linalg.norm(x @ w)))
         gradient = x.T @ (2 * (out - y) / y.size * (1 - out**2))
         norms.append(np.linalg.norm(gradient))
         w = w - 0.5 * gradient
-    return norms
+    return norms, activations
 
 
 def test_two_processes_hold_the_same_numbers_of_gradients_that_lie_in_both():
     first, second = two_hosts("both")
     assert without_errors(first) == without_errors(second)
-    np.testing.assert_allclose(np.ravel(first["norms"]), true_norms(), rtol=1e-5)
+    norms, activations = true_norms()
+    np.testing.assert_allclose(np.ravel(first["norms"]), norms, rtol=1e-5)
+    np.testing.assert_allclose(first["activations"], activations, rtol=1e-5)
     assert first["replicated"] and first["warned"] == []
 
 
@@ -149,7 +157,7 @@ def test_the_waits_are_those_of_the_docstring_and_the_questions():
 def test_processes_that_begin_to_watch_one_after_the_other_measure_from_the_same_step_on():
     first, second = two_hosts("joins")
     assert without_errors(first) == without_errors(second)
-    np.testing.assert_allclose(np.ravel(first["norms"]), true_norms()[1:], rtol=1e-5)
+    np.testing.assert_allclose(np.ravel(first["norms"]), true_norms()[0][1:], rtol=1e-5)
     assert first["numbers"] == [1, 2] and first["warned"] == []
     assert "all processes watch it from step 1 on" in " ".join(first["notes"])
 

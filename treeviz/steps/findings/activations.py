@@ -72,14 +72,19 @@ def _numbers(tree: Searched, statistic: str) -> Timeline:
     return tree.history.values(tree.name, statistic)
 
 
+def _same_steps(timeline: Timeline, other: Timeline) -> np.ndarray:
+    """The values of a timeline in the steps of another one."""
+    return timeline.latest[np.minimum(np.searchsorted(timeline.ends, other.ends), len(timeline.n) - 1)]
+
+
 def _counts_of_uses(tree: Searched, statistic: str) -> tuple[Timeline, np.ndarray]:
     """The steps in which features were counted, and int64[k, leaves]: the fewest of all uses; -1 if none are.
 
     An unrolled network reads a state of zeros first.
     """
     uses = [_numbers(use, statistic) for use in tree.uses("inputs") if use.has(statistic)]
-    ends, most = uses[0].ends, np.iinfo(np.int64).max
-    same = [use.latest[np.minimum(np.searchsorted(use.ends, ends), len(use.n) - 1)] for use in uses]
+    most = np.iinfo(np.int64).max
+    same = [_same_steps(use, uses[0]) for use in uses]
     fewest = np.min([np.where(counts < 0, most, counts) for counts in same], axis=0)
     return uses[0], np.where(fewest == most, -1, fewest)
 
@@ -175,14 +180,15 @@ def collapsed(tree: Searched) -> Iterator[Finding]:
         return  # later layers read what this one makes of it
 
 
-@_of_inputs("dead")
+@_of_inputs("max_abs")
 def saturated(tree: Searched) -> Iterator[Finding]:
     """Units at the ends of tanh: none is beyond 1, and nearly all are close to it."""
-    rms, largest, constant = tree.norm.latest, _numbers(tree, "max_abs").latest, _numbers(tree, "constant").latest
+    timeline, constant = _numbers(tree, "max_abs"), _numbers(tree, "constant").latest
+    rms, largest = _same_steps(tree.norm, timeline), timeline.latest
     is_full = (rms > tree.thresholds.saturated) & (largest <= _BOUND) & (largest > 1 / _BOUND)
     is_constant = (2 * constant[-1:] >= tree.source.sizes).any(axis=0)  # as an input of ones
     leaves = _in_order(tree, _read_units(tree) & is_full[-RECENT:].all(axis=0) & ~is_constant)
-    if not leaves:
+    if not leaves or len(is_full) < _FEWEST_LISTS:
         return
     level, start = float(rms[-1, leaves[0]]), int(np.flatnonzero(np.append(False, is_full[:, leaves[0]]) == 0)[-1])
     yield tree.finding(
@@ -191,7 +197,7 @@ def saturated(tree: Searched) -> Iterator[Finding]:
         f"1: their root mean square is {digits_text(level)}.",
         f"Where tanh is saturated, hardly any gradient passes. Use smaller weights {_before(tree, leaves[0])}, a lower "
         "learning rate, or a normalization in front of the activation.",
-        leaves, level / tree.thresholds.saturated, Rank.UNUSUAL, first=int(tree.norm.begins[start]),
+        leaves, level / tree.thresholds.saturated, Rank.UNUSUAL, first=int(timeline.begins[start]),
     )  # fmt: skip
 
 

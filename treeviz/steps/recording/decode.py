@@ -24,6 +24,7 @@ from treeviz.steps.statistics import (
     kind_of,
     result_kind,
     unpack,
+    unpack_activations,
 )
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.tree.layers import MOST_LAYERS, MOST_SCANNED
@@ -140,10 +141,11 @@ def read(arrived: Sequence[Arrived], *, members: str = "joined") -> Iterator[Rea
         for source in first.measurement.sources:
             if source.name == LOSSES:
                 continue
-            numbers = unpack(packed[source.name], first.measurement.statistics_of(source.name))
+            statistics = first.measurement.statistics_of(source.name)
             if source.name.startswith(ACTIVATIONS):
-                _feed(fed, source, numbers)
+                _feed(fed, source, unpack_activations(packed[source.name], statistics, source))
                 continue
+            numbers = unpack(packed[source.name], statistics)
             watch, kinds = first.watches.get(source.name), axes[source.name]
             parts = next((axis.parts for axis in (watch.axes if watch else ()) if axis.parts is not None), None)
             # In an ensemble each member has its own parameters; examples share them, and some may have no gradient.
@@ -314,15 +316,18 @@ def _feed(
             values = values.reshape(sizes[0], n_common, n_others, entries.shape[1], *values.shape[n_front:])
             joined[name] = STATISTICS[name].join_members(values.take(rows, axis=4), axis=2)
         joined["rms"] = joined.pop("norm") / np.sqrt(n)
-        joined["zero_share"] = joined.pop("zeros") / n
+        zeros, is_input = joined.pop("zeros"), kind_of(feed.tree.name) == "inputs"
+        if is_input or "max_abs" in joined:  # light rows have those of features alone
+            joined["zero_share"] = np.where(zeros < 0, np.nan, zeros / n)
         has_features = np.array([shape != "" for shape in feed.tree.shapes])[entries.T]
         into = fed.setdefault(feed.tree, {})
         for name, values in joined.items():
             statistic = STATISTICS[name]
-            if name in OF_FEATURES:  # the value may go into a product, too
-                values = np.where(has_features[..., None] if statistic.n_bins else has_features, values, -1)
+            missing = -1 if statistic.is_count else np.nan
+            if name in OF_FEATURES or (name == "zero_share" and is_input):  # the value may go into a product, too
+                values = np.where(has_features[..., None] if statistic.n_bins else has_features, values, missing)
             shape = *values.shape[:2], *statistic.shape(len(feed.tree.paths))
-            whole = into.setdefault(name, np.full(shape, -1 if statistic.is_count else np.nan, statistic.dtype))
+            whole = into.setdefault(name, np.full(shape, missing, statistic.dtype))
             if whole.shape[:2] == values.shape[:2]:
                 # Of a conditional the branches that are not taken have no numbers.
                 np.fmax.at(whole, (slice(None), slice(None), entries.T), values)

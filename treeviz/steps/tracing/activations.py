@@ -7,6 +7,7 @@ no nonlinearity and no library need be known.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -203,13 +204,11 @@ def _features_of(eqn: Any) -> dict[int, tuple[int, ...]]:
 
 def _tag(eqn, value, role: str, uses: Sequence[tuple[int, int, bool]], features=None, n_rows: int | None = None) -> Any:
     shape, dtype = value.aval.shape, value.aval.dtype
-    source = MeasuredTree(ACTIVATIONS, ("",), (size_of(value),), (str(dtype),), (True,), (",".join(map(str, shape)),))
-    n_features = n_rows or int(np.prod([shape[axis] for axis in features or ()], dtype=np.int64))
-    feeds = tuple(
-        [Feed(role, number, use, is_layer, n_features if features or n_rows else 0) for number, use, is_layer in uses]
-    )
+    n_features = math.prod([shape[axis] for axis in features]) if features else 0
+    of_value = (size_of(value),), (str(dtype),), (True,), (str(n_features or ""),)
+    feeds = tuple([Feed(role, number, use, is_layer, n_rows or n_features) for number, use, is_layer in uses])
     activation = Activation(feeds, None if features is None else tuple(features), n_rows)
-    sown = Sown(ACTIVATIONS, source, activations=(activation,))
+    sown = Sown(ACTIVATIONS, MeasuredTree(ACTIVATIONS, ("",), *of_value), activations=(activation,))
     params = {"sown": sown, "n": 1, "batched": (), "differentiated": False}
     return eqn.replace(primitive=sow_p, invars=[value], outvars=[], params=params, effects=eqn.effects & set())
 
@@ -228,9 +227,9 @@ def _merged(eqns: Sequence[Any]) -> list[Any]:
             sown = joined[place].params["sown"]
             (old,) = sown.activations
             if old.n_rows == new.n_rows and (None in (old.features, new.features) or old.features == new.features):
-                features = new.features if old.features is None else old.features
-                both = Activation((*old.feeds, *new.feeds), features, old.n_rows)
-                params = {**joined[place].params, "sown": replace(sown, activations=(both,))}
+                known = eqn.params["sown"] if old.features is None else sown
+                both = known.activations[0]._replace(feeds=(*old.feeds, *new.feeds))
+                params = {**joined[place].params, "sown": replace(known, activations=(both,))}
                 joined[place] = joined[place].replace(params=params)
                 break
         else:
@@ -264,12 +263,13 @@ class _Place(NamedTuple):
 
 
 def activation_rows(
-    rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[int, int]
+    rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[int, int], is_light: bool
 ) -> tuple[list[tuple[Attribution, Any]], list[str]]:
     """What was measured of activations, joined for each nest of loops, and notes on what is not.
 
     Args:
       names: Those of all other trees, with the entries that these have in the history.
+      is_light: The rows that are read are not counted.
     """
     places: dict[int, _Place] = {}
     for name in names:
@@ -286,7 +286,8 @@ def activation_rows(
         sown, fed = joined_tags([reaped.sown for reaped, _ in members]), defaultdict[Any, list](list)
         for row, feeds in enumerate(_feeds(sown)):
             for feed in feeds:
-                if (place := places.get(feed.argument)) is None:
+                place = places.get(feed.argument)
+                if place is None or (is_light and sown.activations[row].n_rows):
                     continue
                 loops, around = _loops(axes), _loops(place.gradient.axes)
                 n_common = next(n for n in range(len(around), -1, -1) if loops[:n] == around[:n])

@@ -31,6 +31,7 @@ from treeviz.steps.reduce import (
     spec_of,
 )
 from treeviz.steps.statistics import (
+    LIGHT_OF_ACTIVATIONS,
     LOSSES,
     RESULT_KINDS,
     Axes,
@@ -414,7 +415,8 @@ def _measured(
     names = [name and name.in_layers() for name in names]
     if activations:
         known = [name for name in names if name is not None]
-        more, notes_of_rows = unread.attempt(NO_ACTIVATIONS, ([], []), activation_rows, rows, known, n_uses)
+        of_rows = rows, known, n_uses, words == LIGHT_OF_ACTIVATIONS
+        more, notes_of_rows = unread.attempt(NO_ACTIVATIONS, ([], []), activation_rows, *of_rows)
         names += [name for name, _ in more]
         packed += [row for _, row in more]
         notes += notes_of_rows

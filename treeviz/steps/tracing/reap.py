@@ -805,7 +805,7 @@ class Run:
             reaped += [replace(r, summed_over=frozenset.intersection(*axes)) for r in reaped_here]
             packed += packed_here
         if parts:
-            parts.sort(key=lambda part: part[1].rows is None)
+            parts.sort(key=lambda part: -part[1].length)
             reaped.append(Reaped(joined_tags([sown for sown, _ in parts]), (), (None,)))
             packed.append(activation_rows([part for _, part in parts], self.of_activations))
         found = self.receive(received, reaped, packed, read, copies)
