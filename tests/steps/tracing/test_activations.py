@@ -7,6 +7,8 @@ import pytest
 from jax import lax
 
 import treeviz as tv
+from treeviz.steps.reduce import activation_parts, activation_rows
+from treeviz.steps.statistics import ACTIVATIONS, LIGHT_OF_ACTIVATIONS, MeasuredTree, unpack_activations
 from treeviz.steps.tracing.activations import MOST_USES, with_activations
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.primitives import equations, sow, sow_p
@@ -89,6 +91,20 @@ def numbers_of(x, features=None):
         x = np.moveaxis(x, features, -1).reshape(-1, x.shape[features])
         numbers |= {"dead": np.sum((x == 0).all(0)), "constant": np.sum(x.max(0) == x.min(0))}
     return numbers
+
+
+def test_one_value_that_is_not_finite_is_enough_in_a_light_step():
+    bad, source = (
+        X.copy(),
+        MeasuredTree(ACTIVATIONS, ("", ""), (X.size,) * 2, ("float32",) * 2, (True,) * 2, ("6",) * 2),
+    )
+    bad[2, 1], bad[:, 3:5] = -np.inf, 0.0
+    parts = [activation_parts(jnp.asarray(x), LIGHT_OF_ACTIVATIONS, (1,)) for x in (X, bad)]
+    rows = np.asarray(activation_rows(parts, LIGHT_OF_ACTIVATIONS))
+    found = unpack_activations(rows, LIGHT_OF_ACTIVATIONS, source)
+    np.testing.assert_allclose(found["norm"], [np.linalg.norm(X), np.nan], 1e-6)
+    counts = {name: found[name].tolist() for name in ("nonfinite", "zeros", "dead")}
+    assert counts == {"nonfinite": [0, 1], "zeros": [0, 32], "dead": [0, 2]}
 
 
 def model(p, ids):
