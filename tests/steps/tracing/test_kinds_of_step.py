@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from watched import same_bytes, true_norms, watch, with_numbers
 
-pytestmark = [pytest.mark.oldest_jax, pytest.mark.optimized]
+pytestmark = pytest.mark.oldest_jax
 
 WIDTH, N_LAYERS, N_BATCHES = 8, 3, 4
 rng = np.random.default_rng(0)
@@ -41,6 +41,7 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Callable[[], Kind]] = {}
+OPTIMIZED = "layers in a scan", "an epoch in a scan", "an rnn of flax", "cond in scan", "scan in shard map"  # for bits
 
 
 def kind(function: Callable) -> Callable:
@@ -244,7 +245,9 @@ def custom_vjp_in_scan():
     return of_loss(lambda params, x: scanned(params, x, lambda h, w: activation(h @ w)))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.optimized] * (name in OPTIMIZED)) for name in KINDS]
+)
 def test_a_step_with_a_loop_is_measured_and_keeps_its_bits(name, seen):
     of = KINDS[name]()
     step = jax.jit(of.step)

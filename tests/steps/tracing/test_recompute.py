@@ -28,15 +28,16 @@ def update(params):
 
 def tree_of(shape: tuple[int, ...], n: int, dtype: str) -> dict:
     rng = np.random.default_rng(n)
-    leaves = {f"leaf{i}": jnp.asarray(rng.normal(size=shape), dtype) for i in range(n)}
-    bad = jnp.full(shape, jnp.nan, dtype)
-    return leaves | {"bad": bad, "other": jnp.arange(7.0), "long": jnp.linspace(0, 1, 90_000).reshape(300, 300)}
+    leaves = {f"leaf{i}": np.asarray(rng.normal(size=shape), jnp.dtype(dtype)) for i in range(n)}
+    bad, other = np.full(shape, np.nan, jnp.dtype(dtype)), np.arange(7, dtype=np.float32)
+    long = np.linspace(0, 1, 90_000, dtype=np.float32).reshape(300, 300)
+    return jax.device_put(leaves | {"bad": bad, "other": other, "long": long})
 
 
 @pytest.mark.parametrize(
     ("shape", "n", "dtype"),
     [
-        *(((32,), 3, "float32"), ((32,), 40, "float32"), ((), 20, "float32"), ((33, 5), 17, "bfloat16")),
+        *(((32,), 3, "float32"), ((), 20, "float32"), ((33, 5), 17, "bfloat16")),
         *(((64, 64), 17, "float32"), ((64, 65), 17, "float32"), ((40,), 140, "float32"), ((2, 2), 16, "float16")),
     ],
 )
@@ -45,7 +46,8 @@ def test_leaves_of_one_shape_have_the_numbers_of_each_and_the_step_keeps_its_bit
     params, recorder = tree_of(shape, n, dtype), watched.Recorder()
     assert watched.same_bytes(watch(update, recorder)(params), update(params))
     found = numbers_of(recorder.measurements[0])["grads"]
-    gradients = [np.asarray(2 * (2 * p - 1) * 2 / p.size, np.float64) for p in jax.tree.leaves(params)]
+    host = [np.asarray(p) for p in jax.tree.leaves(params)]
+    gradients = [(2 * (2 * p - 1) * 2 / p.size).astype(np.float64) for p in host]
     gradients[-1] += 3 * np.arange(7.0) ** 2
     finite = [g[np.isfinite(g)] for g in gradients]
     rtol = 1e-6 if dtype == "float32" else 0.02
