@@ -84,7 +84,7 @@ def test_a_softmax_that_is_saturated_in_nearly_all_steps_is_a_possibility():
     ) and "softmax behind it that is saturated" in always.advice
 
 
-@pytest.mark.parametrize(("sharp", "path"), [(200, ""), (400, ""), (1000, "['layer1']['k']['w']")])
+@pytest.mark.parametrize(("sharp", "path"), [(400, ""), (1000, "['layer1']['k']['w']")])
 def test_a_softmax_that_is_nearly_saturated_vanishes_with_its_query_and_key_or_is_not_told(sharp, path):
     params = {f"layer{i}": {name: dense(i, 4, 4) for name in "kovq"} for i in range(3)}
 
@@ -99,7 +99,7 @@ def test_a_softmax_that_is_nearly_saturated_vanishes_with_its_query_and_key_or_i
     assert [(found.kind, found.path, len(found.leaves)) for found in told] == ([("vanishing", path, 4)] if path else [])
 
 
-@pytest.mark.parametrize("bias", [0, 5, 10, 15, 20])
+@pytest.mark.parametrize("bias", [5, 10, 20])
 def test_the_layer_in_front_of_a_sigmoid_that_is_nearly_saturated_is_named_first_and_no_mask_is_blamed(bias):
     params = stack(4)
     params["l2"]["b"][:] = bias
@@ -303,8 +303,7 @@ def experts(names):
     return loss, {"first": dense(8, 8, 8), "moe": {"a_router": dense(9, 8, len(names)), **moe}, "out": dense(7, 8, 1)}
 
 
-@pytest.mark.parametrize("idle", [[2], [0], [1, 2]])
-@pytest.mark.parametrize("since", [0, 60])
+@pytest.mark.parametrize(("since", "idle"), [(0, [0]), (0, [1, 2]), (60, [2])])
 def test_experts_that_the_router_does_not_choose_are_told_as_such(idle, since):
     loss, params = experts([f"expert_{i}" for i in range(4)])
 

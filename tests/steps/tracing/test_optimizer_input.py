@@ -300,11 +300,16 @@ def test_a_clip_is_one_of_all_leaves_or_none():
     )
 
 
+@jax.jit
+def rows_times(x, factor):
+    rows = jnp.concatenate([measure(x=[x[i : i + 1]], statistics=HISTOGRAM).packed["x"] for i in range(3)])
+    return scaled_rows(rows, HISTOGRAM, factor)
+
+
 @pytest.mark.parametrize("factor", [65536.0, -1 / 65536, 2e-38, 3e38, 0.0, np.inf])
 def test_packed_rows_are_scaled_like_their_numbers(factor):
     x = np.array([3e-30, -4.0, 5e20], np.float32)
-    rows = jnp.concatenate([measure(x=[x[i : i + 1]], statistics=HISTOGRAM).packed["x"] for i in range(3)])
-    found = unpack(np.asarray(scaled_rows(rows, HISTOGRAM, jnp.float32(factor))), LIGHT)
+    found = unpack(np.asarray(rows_times(x, np.float32(factor))), LIGHT)
     if np.isfinite(factor):
         truth = np.abs(x.astype(np.float64) * np.float64(np.float32(factor)))
         np.testing.assert_allclose(found["norm"], truth, rtol=1e-6)

@@ -78,8 +78,8 @@ def placed(mesh, specs):
 @pytest.mark.parametrize(
     ("said", "specs"),
     [
-        *(("nothing", "replicated"), ("nothing", "fully sharded"), ("in", "sharded"), ("out", "sharded")),
-        *(("in", "replicated"), ("a prefix", "sharded"), ("out", "fully sharded")),
+        *(("nothing", "replicated"), ("nothing", "fully sharded"), ("in", "replicated")),
+        *(("a prefix", "sharded"), ("out", "fully sharded")),
         pytest.param("in and out", "fully sharded", marks=pytest.mark.optimized),
     ],
 )
@@ -117,7 +117,7 @@ def test_results_lie_where_the_step_puts_them_though_others_that_are_measured_wi
     def step(p, x):
         def loss(p):
             y = x
-            for i in range(4):
+            for i in range(2):
                 y = jnp.tanh(y @ p["layers"][i])
             return jnp.mean((y @ p["head"] + p["bias"][None]) ** 2)
 
@@ -168,7 +168,6 @@ def test_explicit_axes_are_reaped(seen):
     seen.check(gradients)
 
 
-@pytest.mark.optimized
 def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen):
     axis_type = getattr(jax.sharding, "AxisType", None)
     if axis_type is None or not hasattr(jax, "set_mesh"):
@@ -329,11 +328,7 @@ def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
     assert same_bytes(after, step(params, x, y))
 
 
-@pytest.mark.parametrize(
-    "specs",
-    [SPECS["replicated"], SPECS["sharded"], pytest.param(SPECS["fully sharded"], marks=pytest.mark.optimized)],
-    ids=SPECS,
-)
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
 def test_parameters_and_updates_are_those_of_the_whole_arrays(specs, mesh, seen):
     _, _, p, bx, by = placed(mesh, specs)
     step = jax.jit(update, donate_argnums=0)
