@@ -64,18 +64,19 @@ def scanned(
     integrations.load()
     tree, name = integrations.opened(tree, name)
     table, nodes = walking.scan(tree, is_leaf=is_leaf, name=name, budget=budget)
-    table = with_metadata(with_named_axes(table, nodes), nodes)
+    table, shape_only = with_named_axes(table, nodes), []
+    if "stored" in {facts.kind for facts in table.facts}:
+        table = with_metadata(table, nodes)
+        table = replace(table, separator=_separator(table, nodes))
     if stacked:
         axes = stacks_in(table, stacked)
         table, rows = open_stacks(table, axes, max_rows=budget.max_rows)
         nodes = [nodes[row] for row in rows.tolist()]
-    table, shape_only = replace(table, separator=_separator(table, nodes)), []
-    arrays = [facts for facts in table.facts if facts.is_leaf and facts.shape is not None]
-    if len(table) > 1 and {facts.kind for facts in arrays} == {"shape only"}:
+    arrays = [facts.kind for facts in table.facts if facts.is_leaf and facts.shape is not None]
+    if len(table) > 1 and {*arrays} == {"shape only"}:
         # Then the headline says it, instead of each row.
         shape_only = ["shape only"]
-        facts = tuple([facts._replace(is_as_all=facts.kind == "shape only") for facts in table.facts])
-        table = replace(table, facts=facts)
+        table = replace(table, facts=tuple([f._replace(is_as_all=f.kind == "shape only") for f in table.facts]))
     on_devices, placement = device_columns(table)
     mesh = common_mesh(table)
     table = table.with_columns(*fact_columns(table, mesh), *on_devices, *size_columns(table))
@@ -84,11 +85,7 @@ def scanned(
 
 def _separator(table: TreeTable, nodes: list[Any]) -> str:
     """The separator that joins the keys of a path to the name of an array in a file; "" if there is none."""
-    in_file = [code for code, facts in enumerate(table.facts) if facts.kind == "stored"]
-    if not in_file:
-        return ""
-    first = int(np.argmax(np.isin(table.fact_codes, in_file)))
-    name = nodes[first].name if type(nodes[first]) is Stored else ""
+    first, name = next(((row, node.name) for row, node in enumerate(nodes) if type(node) is Stored), (0, ""))
     return next((sign for sign in "./" if name == sign.join(key.segment for key in table.path(first))), "")
 
 
@@ -184,7 +181,8 @@ def other_trees(caller: str, others: Mapping[str, Any] | None, trees: Mapping[st
                 f"{caller}: there is no option {name!r}{f'; did you mean {near[0]!r}?' if near else '.'} "
                 f"Any other keyword names a tree to compare with; {why}"
             )
-    others = {} if others is None else others
+    if others is None:
+        return dict(trees)
     if not isinstance(others, Mapping):
         kind = class_name(type(others))
         raise TypeError(f"{caller}: beside= must be a dict of trees by name, not a {kind}: beside={{'grads': grads}}")
@@ -205,7 +203,8 @@ def _could_be_an_option(value: Any) -> bool:
 
 def check_flag(name: str, value: Any) -> None:
     """Raise a TypeError if a tree was given for a boolean option."""
-    _check(name, "True or False", is_any(type(value), (bool, int, type(None))))
+    if value is not False:
+        _check(name, "True or False", is_any(type(value), (bool, int, type(None))))
 
 
 def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked: Any = ()) -> None:
@@ -213,7 +212,11 @@ def check_options(*, name: Any, columns: Any, is_leaf: Any, depth: Any, stacked:
     _check("name", "text", isinstance(name, str))
     _check("is_leaf", "a function", is_leaf is None or callable(is_leaf))
     _check("depth", "a number of levels", depth is None or isinstance(depth, int | np.integer))
-    _check("stacked", "globs of key paths, or a dict of globs and axes", _are_globs(stacked))
+    _check(
+        "stacked",
+        "globs of key paths, or a dict of globs and axes",
+        (type(stacked) is tuple and not stacked) or _are_globs(stacked),
+    )
     kind = "a list of names, functions of a leaf and treeviz.Column objects"
     _check("columns", kind, columns is None or _are_columns(columns))
 
@@ -269,6 +272,9 @@ def _with_own(table: TreeTable, nodes: Sequence[object], columns: Sequence[AnyCo
 def _placement(table: TreeTable) -> tuple[str, ...]:
     """The columns that show the devices of the arrays; none if all arrays are on one device."""
     shardings = [facts.sharding for facts in table.facts if facts.sharding is not None and facts.kind != "stored"]
+    places = {(sharding.n_devices, sharding.memory, sharding.platform, sharding.device_ids) for sharding in shardings}
+    if len(places) < 2 and all(n == 1 and not memory for n, memory, *_ in places):
+        return ()
     n_devices = np.fmax.reduce(table.columns["devices"].values)  # the root has the most
     is_spread = n_devices > 1 or max([sharding.n_devices for sharding in shardings], default=0) > 1
     memories = dict.fromkeys([sharding.memory for sharding in shardings if sharding.memory])

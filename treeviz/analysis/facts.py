@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,15 +38,15 @@ _MOST_DICTS = 5_000  # whose order is read, at some 0.7 µs each
 
 def scalar_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column, ...]:
     """The values of arrays of shape () in host memory that are ready: no transfer, no wait."""
-    rows = np.flatnonzero(is_number(table))[:_MOST_READ].tolist()
+    rows = is_number(table).nonzero()[0][:_MOST_READ].tolist()
     texts = {row: guarded(lambda row=row: host_scalar(nodes[row]), lambda _: "") for row in rows}
-    return with_scalars(table, texts)
+    return with_scalars(table, texts) if texts else ()
 
 
 def is_number(table: TreeTable) -> np.ndarray:
     """bool[n_rows]: whether it is an array of shape ()."""
     is_one = [f.shape == () and f.elements == 1 and f.kind in ("array", "numpy") for f in table.facts]
-    return np.array(is_one)[table.fact_codes]
+    return np.array(is_one)[table.fact_codes] if True in is_one else np.zeros(len(table), bool)
 
 
 def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ...]:
@@ -74,26 +75,24 @@ def host_scalar(array: Any) -> str:
 
 def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column, ...]:
     """The place of each child of a dict in insertion order, for a page to sort by; none where that is JAX's order."""
-    is_dict = np.array([facts.type == "dict" for facts in table.facts])[table.fact_codes]
-    dicts = np.flatnonzero(is_dict & (np.bincount(table.parent[1:], minlength=len(table)) > 1))
+    dicts = [row for row, node in enumerate(nodes) if type(node) is dict and len(node) > 1]
     if len(dicts) > _MOST_DICTS:
         return ()
-    of_rows: list[Any] = [node if type(node := nodes[row]) is dict else {} for row in dicts.tolist()]
+    of_rows: list[Any] = [nodes[row] for row in dicts]
     if not {*map(id, map(type, chain.from_iterable(of_rows)))} <= {id(str)}:  # other hashes may run the user's code
         of_rows = [node if {*map(id, map(type, node))} <= {id(str)} else {} for node in of_rows]
-    places: list[int] = []
-    starts: dict[tuple[str, ...], int] = {}  # of each order in `places`; -1 for that of JAX
-    for names in dict.fromkeys(map(tuple, of_rows)):
+    of_rows, places = [*map(tuple, of_rows)], [0]
+    starts: dict[tuple[str, ...], int] = {}  # of each order in `places`; 0 for that of JAX
+    for names in dict.fromkeys(of_rows):
         order = sorted(range(len(names)), key=names.__getitem__)
-        starts[names] = -1 if order == [*range(len(names))] else len(places)
+        starts[names] = 0 if order == [*range(len(names))] else len(places)
         places += order
-    if {*starts.values()} <= {-1}:
+    if not any(starts.values()):
         return ()
-    start, values = np.full(len(table), -1), np.full(len(table), np.nan)
-    start[dicts] = [*map(starts.__getitem__, map(tuple, of_rows))]
-    of_parent = start[table.parent[1:]]
-    rows = np.flatnonzero(of_parent >= 0) + 1
-    values[rows] = np.array(places)[of_parent[rows - 1] + table.position[rows]]
+    start, values = np.zeros(len(table), int), np.full(len(table), np.nan)
+    start[dicts] = [*map(starts.__getitem__, of_rows)]
+    rows = start[table.parent[1:]].nonzero()[0] + 1
+    values[rows] = np.array(places)[start[table.parent[rows]] + table.position[rows]]
     return (Column(INSERTION, "insertion order", values, format="count", help="The place in its dict"),)
 
 
@@ -181,37 +180,45 @@ def is_cut(table: TreeTable) -> bool:
 
 
 def headline(table: TreeTable) -> tuple[str, ...]:
-    """The summary of a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %".
-
-    Args:
-      table: With its `size_columns`.
-    """
-    unique = is_first(table) if table.notes else slice(None)
+    """The summary of a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %"."""
+    n_rows, unique = _n_rows(table), is_first(table) if table.notes else None
+    n_unique = n_rows if unique is None else _n_rows(table, unique)
     at_least = "≥ " if is_cut(table) else ""
 
-    def total(values: np.ndarray, one: str = "", several: str = "", write=count_text) -> str:
-        everything = write(int(values.sum()))
-        once = write(int(values[unique].sum())) if table.notes else everything
+    def total(values: Sequence[int], one="", several="", write=count_text, n=n_rows, n_once=n_unique) -> str:
+        everything = write(sum(map(mul, values, n)))
+        once = everything if n is n_once else write(sum(map(mul, values, n_once)))
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
-    leaves, elements, n_bytes = [table.columns[name].values for name in ("leaves", "elements", "bytes")]
+    leaves, elements, n_bytes = zip(
+        *[(facts.leaves, facts.elements, facts.bytes) for facts in table.facts], strict=True
+    )
     parts = [total(leaves, "leaf", "leaves")]
-    if n_bytes.any():
-        n_parameters = elements * _are_parameters(table)
-        counts = [total(n_parameters, "parameter", "parameters")] if n_parameters.any() else []
-        if variables := _variables(table):
-            of_class = {name: np.where(mask, elements, 0) for name, mask in variables.items()}
-            largest_first = sorted(of_class, key=lambda name: -of_class[name].sum())
+    if sum(map(mul, n_bytes, n_rows)):
+        inside, counts, n_inside = _parameters(table), [], [0] * len(n_rows)
+        if inside is not None and sum(map(mul, elements, n_inside := _n_rows(table, inside))):
+            n_once = n_inside if unique is None else _n_rows(table, inside & unique)
+            counts = [total(elements, "parameter", "parameters", n=n_inside, n_once=n_once)]
+        if variables := _variables(table, n_rows):
+            of_class = {
+                name: [n * (code in codes) for code, n in enumerate(elements)] for name, codes in variables.items()
+            }
+            largest_first = sorted(of_class, key=lambda name: -sum(map(mul, of_class[name], n_rows)))
             counts = [f"{name} {total(of_class[name])}" for name in largest_first]
-        elif (n_parameters != elements).any():
+        elif sum(map(mul, elements, n_rows)) > sum(map(mul, elements, n_inside)):
             counts.append(total(elements, "element", "elements"))
         n_keys = [math.prod(facts.shape or ()) if facts.kind == "key" else 0 for facts in table.facts]
         if any(n_keys):  # they have bytes, but no elements
-            counts.append(total(np.array(n_keys)[table.fact_codes], "key", "keys"))
+            counts.append(total(n_keys, "key", "keys"))
         parts += [", ".join(counts)] if counts else []
-        parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table))]
+        parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table, n_rows))]
     return (*parts, *_metadata(table))
+
+
+def _n_rows(table: TreeTable, rows: Any = slice(None)) -> list[int]:
+    """How many of the rows have each of the facts."""
+    return np.bincount(table.fact_codes[rows], minlength=len(table.facts)).tolist()
 
 
 def _metadata(table: TreeTable) -> list[str]:
@@ -225,36 +232,35 @@ def _metadata(table: TreeTable) -> list[str]:
     return [", ".join([*texts[:n], *([more] if n < len(texts) else [])])]
 
 
-def _variables(table: TreeTable) -> dict[str, np.ndarray]:
-    """bool[n_rows] for each class of variables, such as NNX' Param, if all elements are in variables of several."""
+def _variables(table: TreeTable, n_rows: list[int]) -> dict[str, list[int]]:
+    """The codes of each class of variables, such as NNX' Param, if all elements are in variables of several."""
     codes: dict[str, list[int]] = {}
-    for code in sorted({*table.fact_codes.tolist()}):
-        facts = table.facts[code]
-        if facts.elements:
+    for code, facts in enumerate(table.facts):
+        if facts.elements and n_rows[code]:
             implied = KINDS[facts.kind].implied_types
             codes.setdefault("" if implied is None or facts.type in implied else facts.type, []).append(code)
-    if "" in codes or len(codes) < 2:
-        return {}
-    return {name: np.isin(table.fact_codes, of_name) for name, of_name in codes.items()}
+    return {} if "" in codes or len(codes) < 2 else codes
 
 
-def _are_parameters(table: TreeTable) -> np.ndarray:
+def _parameters(table: TreeTable) -> np.ndarray | None:
     """bool[n_rows]: the rows of a child of the root named `params`, or of a tree with that name, if all are inexact."""
-    are_parameters = np.zeros(len(table), dtype=bool)
     named = [code for code, key in enumerate(table.keys) if key.segment == "params"]
     rows = np.flatnonzero(np.isin(table.key_codes, named) & (table.depth == 1)).tolist() if named else []
-    for row in rows or ([0] if table.name == "params" else []):
+    rows = rows or ([0] if table.name == "params" else [])
+    if not rows:
+        return None
+    are_parameters = np.zeros(len(table), dtype=bool)
+    for row in rows:
         inside = slice(row, int(table.end[row]))
         facts = [table.facts[code] for code in set(table.fact_codes[inside].tolist())]
         are_parameters[inside] = all(_INEXACT.match(f.dtype) for f in facts if f.elements)
     return are_parameters
 
 
-def _dtypes(table: TreeTable) -> list[str]:
+def _dtypes(table: TreeTable, n_rows: list[int]) -> list[str]:
     """The dtypes that hold most of the elements, with their share."""
-    n_rows = np.bincount(table.fact_codes, minlength=len(table.facts))
     counts: dict[str, int] = {}
-    for facts, n in zip(table.facts, n_rows.tolist(), strict=True):
+    for facts, n in zip(table.facts, n_rows, strict=True):
         if facts.dtype and facts.elements:
             counts[facts.dtype] = counts.get(facts.dtype, 0) + facts.elements * n
     total, most_first = sum(counts.values()), sorted(counts, key=counts.__getitem__, reverse=True)
@@ -388,12 +394,12 @@ def held_in(table: TreeTable, memory: Memory) -> Held:
     if not memory.groups:
         return _NOTHING
     group = np.array(memory.group)[table.fact_codes]
-    n_bytes = whole_numbers(memory.bytes, len(table))[table.fact_codes]
-    rows = np.flatnonzero(group >= 0)
+    rows = (group >= 0).nonzero()[0]
     repeated, meeting = _repeats(table, rows)
     if len(memory.groups) == 1 and not len(repeated):
-        total = n_bytes.sum(keepdims=True)
+        total = np.array([sum(map(mul, memory.bytes, _n_rows(table)))], float)
         return Held(total, total, np.array([n_devices(memory.groups[0])]), {}, is_plain=True)
+    n_bytes = whole_numbers(memory.bytes, len(table))[table.fact_codes]
     most, least, n_holding = np.full((3, len(table)), np.nan)
     most[rows] = least[rows] = n_bytes[rows]
     n_holding[rows] = np.array([n_devices(devices) for devices in memory.groups])[group[rows]]
@@ -577,8 +583,7 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
             (only,) = device_groups(memory.groups)
             is_alone = len(memories) == 2 and not (memories[HOST].groups or nowhere.groups)
             lines.append(f"on {only.name}" if is_alone else f"{size}{in_memory} on {only.name}")
-    sizes = whole_numbers(nowhere.bytes, len(table))
-    if lines and nowhere.groups and (elsewhere := int(sizes[table.fact_codes][is_first(table)].sum())):
+    if lines and nowhere.groups and (elsewhere := sum(map(mul, nowhere.bytes, _n_rows(table, is_first(table))))):
         lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
     on_devices = [name for name, memory in memories.items() if memory.groups and name != HOST]
     return tuple(lines) if on_devices else ()

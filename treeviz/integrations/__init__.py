@@ -42,7 +42,7 @@ def load() -> None:
     some microseconds.
     """
     for library in ADAPTERS:
-        if library not in _loaded and _contents(library) is not None:
+        if library in sys.modules and library not in _loaded and _contents(library) is not None:
             file = import_module(f"treeviz.integrations.{library.rpartition('.')[2]}")
             _unchecked_names[library] = getattr(file, "TO_DESCRIBE", ())
             _loaded.add(library)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -54,8 +55,12 @@ class Annotated(NamedTuple):
         return 0 if self.is_of_stack else self.annotation.surplus(len(self.facts.shape or ()))
 
 
-def annotated_arrays(table: TreeTable, nodes: list[Any]) -> Iterator[Annotated]:
-    """The arrays, also abstract ones, in annotated fields of dataclasses, modules and named tuples."""
+def annotated_arrays(table: TreeTable, nodes: list[Any], *, named: bool = False) -> Iterator[Annotated]:
+    """The arrays, also abstract ones, in annotated fields of dataclasses, modules and named tuples.
+
+    Args:
+      named: Only in classes that name an axis.
+    """
     if "jaxtyping" not in sys.modules:
         return
     of_code = {
@@ -66,7 +71,11 @@ def annotated_arrays(table: TreeTable, nodes: list[Any]) -> Iterator[Annotated]:
         for code, facts in enumerate(table.facts)
         if facts.module and not facts.is_leaf
     }
-    codes = [code for code, annotations in of_code.items() if annotations]
+    codes = [
+        code
+        for code, annotations in of_code.items()
+        if annotations and (not named or {*chain(*[it.names for it in annotations.values()])} - {"", "…"})
+    ]
     for parent in np.flatnonzero(np.isin(table.fact_codes, codes)).tolist() if codes else ():
         annotations = of_code[int(table.fact_codes[parent])]
         arrays = []
@@ -82,11 +91,8 @@ def annotated_arrays(table: TreeTable, nodes: list[Any]) -> Iterator[Annotated]:
 
 def with_named_axes(table: TreeTable, nodes: list[Any]) -> TreeTable:
     """The table with the names of annotated axes in the facts of their arrays."""
-    arrays = [*annotated_arrays(table, nodes)]
-    if not arrays:
-        return table
     codes, facts, known = table.fact_codes.copy(), [*table.facts], {}
-    for array in arrays:
+    for array in annotated_arrays(table, nodes, named=True):
         annotation, plain = array.annotation, array.facts
         axes = tuple(annotation.along(len(plain.shape or ()), annotation.names, ""))
         if not array.surplus and any(axes) and not plain.axes:

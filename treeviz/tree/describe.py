@@ -209,7 +209,7 @@ class Describers:
 
     def _new_handler(self, node: Any, cls: type) -> Handler:
         if is_any(cls, BUILTIN_LEVELS):
-            code = self.facts.code(Facts(_BUILTIN_KINDS.get(cls, "dict"), class_name(cls), False))
+            code = self.facts.code(Facts(_BUILTIN_KINDS.get(cls, "dict"), cls.__name__, False))
             return Handler(BUILTIN_LEVELS[cls], lambda _: code, has_identity=True, is_builtin=True)
         describer = describer_of(cls)
         # An exception is raised again when the walk enters the node, and is then shown in its row.

@@ -37,7 +37,7 @@ class Sharding(NamedTuple):
     devices: str = ""  # "cpu:0–7 (data=8)", in the order of the mesh
     memory: str = ""  # "pinned_host"; "": the default memory of the devices
     platform: str = ""  # "cpu"; "": an abstract mesh
-    device_ids: DeviceIds = DeviceIds()  # in the order of the mesh; none in an abstract one
+    device_ids: tuple[int, ...] = ()  # in the order of the mesh; none in an abstract one
 
 
 class Facts(NamedTuple):

@@ -249,10 +249,11 @@ class KeyTable:
         return code
 
     def _mapping_code(self, key: Any, position: int) -> int:
-        if not ((type(key) is str and len(key) <= LABEL_LIMIT) or (type(key) is int and _is_short(key))):
-            return self.code(_mapping_key(key, position))
+        made = _mapping_key(key, position)
+        if made.steps == (position,) or not (type(key) is str or type(key) is int):
+            return self.code(made)
         code = self._plain[key] = len(self.keys)
-        self.keys.append(_mapping_key(key, position))
+        self.keys.append(made)
         return code
 
 

@@ -80,10 +80,12 @@ def _axis_types(sharding: Any) -> dict[str, str]:
     return guarded(read, lambda _: {})
 
 
+@functools.lru_cache(maxsize=256)
 def _describe(sharding: Any) -> Sharding | None:
     is_named = isinstance(sharding, jax.sharding.NamedSharding)
     devices = _devices(sharding)
-    ids = DeviceIds([device.id for device in devices])
+    ids = tuple([device.id for device in devices])
+    ids = DeviceIds(ids) if len(ids) > _MOST_RUNS else ids
     platform = devices[0].platform if devices else ""
     n_devices, text, axes = len(devices), class_name(type(sharding)), ""
     if is_named:
@@ -306,16 +308,13 @@ class FactTable:
         self.facts: list[Facts] = []
         self.static = StaticFields()
         self._codes: dict[Any, int] = {}
-        self._shardings: dict[int, Any] = {}
         self._equal_shardings: dict[Any, Any] = {}
         self._last: Any = None  # the sharding of the last array, or an equal one of an earlier array
-        self._described: dict[int, Sharding | None] = {}
         self._kept: list[Any] = []  # so that no id of a sharding is reused
 
     def code(self, facts: Facts) -> int:
-        code = self._codes.get(facts)
-        if code is None:
-            code = self._codes[facts] = len(self.facts)
+        code = self._codes.setdefault(facts, len(self.facts))
+        if code == len(self.facts):
             self.facts.append(facts)
         return code
 
@@ -364,37 +363,15 @@ class FactTable:
         if code is not None:
             return code
         aval, _, committed, deleted = cache_key
-        place = self._sharding_facts(sharding, aval.shape, committed)
-        kind = "deleted" if deleted else "array"
-        return self._remember(cache_key, self._array_facts(kind, "jax.Array", aval, place, weak=aval.weak_type))
-
-    def _same_sharding(self, sharding: Any) -> Any:
-        """One object for all equal shardings, kept alive since its id is part of cache keys."""
-        same = self._shardings.get(id(sharding))
-        if same is None:
-            same = self._equal_shardings.setdefault(sharding, sharding)
-            self._shardings[id(sharding)] = same
-            self._kept.append(sharding)
-        return same
-
-    def _sharding_facts(self, sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
-        """The facts of a sharding. It may have thousands of devices, so each is described once."""
-        if id(sharding) not in self._described:
-            self._described[id(sharding)] = describe_sharding(sharding)
-        described = self._described[id(sharding)]
-        if described is None:
-            return None
-        if type(sharding) is not jax.sharding.SingleDeviceSharding:
-            shape = guarded(lambda: sharding.shard_shape(tuple(shape)), lambda _: ())
-        return described._replace(shard_shape=dimensions(shape), committed=committed)
+        return self._remember(cache_key, _facts_of_jax_array(aval, sharding, committed, deleted))
 
     def key(self, leaf: Any) -> int:
         deleted = guarded(leaf.is_deleted, lambda _: False)
-        sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
+        sharding = guarded(lambda: leaf.sharding, lambda _: None)
         committed = guarded(lambda: leaf.committed, lambda _: None)
-        place = None if sharding is None else self._sharding_facts(sharding, leaf.shape, committed)
+        place = _sharding_facts(sharding, leaf.shape, committed)
         kind = "deleted" if deleted else "key"
-        return self.code(self._array_facts(kind, "PRNG key", leaf, place)._replace(elements=0))
+        return self.code(_array_facts(kind, "PRNG key", leaf, place)._replace(elements=0))
 
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), _shape_of(leaf), _dtype_of(leaf)
@@ -459,14 +436,12 @@ class FactTable:
     def abstract(self, leaf: Any) -> int:
         shape, dtype, weak = leaf.shape, leaf.dtype, bool(leaf.weak_type)
         sharding = getattr(leaf, "sharding", None)
-        if sharding is not None:
-            sharding = self._same_sharding(sharding)
-        cache_key = (id(type(leaf)), shape, dtype, weak, id(sharding))
+        cache_key = (id(type(leaf)), shape, dtype, weak, sharding)
         code = self._codes.get(cache_key)
         if code is not None:
             return code
-        place = None if sharding is None else self._sharding_facts(sharding, shape, None)
-        facts = self._array_facts("shape only", class_name(type(leaf)), leaf, place, weak=weak)
+        place = _sharding_facts(sharding, shape, None)
+        facts = _array_facts("shape only", class_name(type(leaf)), leaf, place, weak=weak)
         return self._remember(cache_key, facts)
 
     def tracer(self, leaf: Any) -> int:
@@ -478,21 +453,19 @@ class FactTable:
         if not hasattr(aval, "shape"):
             return self.code(Facts("tracer", name, True, 1, dtype=value_text(aval), text=text))
         weak = bool(getattr(aval, "weak_type", False))
-        facts = self._array_facts("tracer", name, aval, weak=weak)._replace(text=text)
+        facts = _array_facts("tracer", name, aval, weak=weak)._replace(text=text)
         sharding = traced_sharding(aval)
         if sharding is not None:
-            place = self._sharding_facts(self._same_sharding(sharding), facts.shape or (), None)
-            facts = facts._replace(sharding=place)
+            facts = facts._replace(sharding=_sharding_facts(sharding, facts.shape or (), None))
         type_text = guarded(lambda: visible(str(aval)), lambda _: "")
         if type_text.startswith("Shaped") or type_text.removeprefix("~") == aval_text(facts.shape or (), facts.dtype):
             type_text = ""
         return self.code(facts._replace(aval=type_text))
 
     def ref(self, leaf: Any) -> int:
-        facts = self._array_facts("ref", class_name(type(leaf)), leaf)
-        sharding = guarded(lambda: self._same_sharding(leaf.sharding), lambda _: None)
-        place = None if sharding is None else self._sharding_facts(sharding, facts.shape or (), None)
-        return self.code(facts._replace(sharding=place))
+        facts = _array_facts("ref", class_name(type(leaf)), leaf)
+        sharding = guarded(lambda: leaf.sharding, lambda _: None)
+        return self.code(facts._replace(sharding=_sharding_facts(sharding, facts.shape or (), None)))
 
     def function(self, leaf: Any) -> int:
         cache_key = ("function", id(leaf))
@@ -526,22 +499,38 @@ class FactTable:
         facts = facts._replace(shape=shape, dtype=visible(description.dtype))
         if not facts.is_leaf:
             return facts
-        sharding = description.sharding
-        place = None if sharding is None else self._sharding_facts(self._same_sharding(sharding), shape, None)
+        place = _sharding_facts(description.sharding, shape, None)
         n_counted = 0 if facts.dtype.startswith("key<") else _product(shape)
         return facts._replace(elements=n_counted, bytes=int(description.bytes), sharding=place or facts.sharding)
 
-    def _array_facts(
-        self, kind: str, type_text: str, array: Any, sharding: Sharding | None = None, *, weak: bool = False
-    ) -> Facts:
-        """The facts of an array, or of the aval of one."""
-        shape = dimensions(array.shape)
-        n_elements = _product(shape)
-        # a deleted array holds nothing
-        n_bytes = 0 if kind == "deleted" else n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
-        dtype = _dtype_name(array.dtype)
-        n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
-        return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype, weak, sharding=sharding)
+
+def _sharding_facts(sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
+    """The facts of a sharding; None if there are none."""
+    described = None if sharding is None else describe_sharding(sharding)
+    if described is None:
+        return None
+    if type(sharding) is not jax.sharding.SingleDeviceSharding:
+        shape = guarded(lambda: sharding.shard_shape(tuple(shape)), lambda _: ())
+    return described._replace(shard_shape=dimensions(shape), committed=committed)
+
+
+@functools.lru_cache(maxsize=1024)  # the trees of one process have few distinct arrays
+def _facts_of_jax_array(aval: Any, sharding: Any, committed: bool, deleted: bool) -> Facts:
+    place = _sharding_facts(sharding, aval.shape, committed)
+    return _array_facts("deleted" if deleted else "array", "jax.Array", aval, place, weak=aval.weak_type)
+
+
+def _array_facts(
+    kind: str, type_text: str, array: Any, sharding: Sharding | None = None, *, weak: bool = False
+) -> Facts:
+    """The facts of an array, or of the aval of one."""
+    shape = dimensions(array.shape)
+    n_elements = _product(shape)
+    # a deleted array holds nothing
+    n_bytes = 0 if kind == "deleted" else n_elements * guarded(lambda: int(array.dtype.itemsize), lambda _: 0)
+    dtype = _dtype_name(array.dtype)
+    n_counted = 0 if dtype.startswith("key<") else max(n_elements, 0)
+    return Facts(kind, type_text, True, 1, n_counted, n_bytes, shape, dtype, weak, sharding=sharding)
 
 
 @functools.lru_cache(maxsize=256)

@@ -87,16 +87,18 @@ def fold(
     runs = list(_runs(table))
     if wrong or nan:
         runs = [rows for rows in _folded_members(table, runs, wrong, nan) if len(rows) >= LEAST]
-    shown_for, left_out = _shown_for(table, runs), np.zeros(len(table), bool)
-    like = mirrors(table, values, lambda: [*wrong, *nan])
+    like, nones = mirrors(table, values, lambda: [*wrong, *nan]), blanks(table, labeled)
+    each, left_out = np.arange(len(table)), np.zeros(len(table), bool)
+    if not (runs or like or len(nones)):
+        return Repeats(each, each, {}, {}, left_out, 0)
+    shown_for = _shown_for(table, runs)
     for row, other in like.items():
         inside = slice(row + 1, table.end[row])
         left_out[inside], shown_for[inside] = True, np.arange(other + 1, table.end[other])
-    nones = blanks(table, labeled)
     left_out[nones], shown_for[nones] = True, table.parent[nones]
-    while not np.array_equal(further := shown_for[shown_for], shown_for):
+    while ((further := shown_for[shown_for]) != shown_for).any():
         shown_for = further
-    shown = (shown_for == np.arange(len(table))).nonzero()[0]
+    shown = (shown_for == each).nonzero()[0]
     place = shown.searchsorted(shown_for)
     visible = [rows for rows in runs if shown_for[rows[0]] == rows[0]]
     return Repeats(
@@ -116,7 +118,7 @@ def blanks(table: TreeTable, labeled: Callable[[], Sequence[int]] = tuple) -> np
       labeled: Returns the rows about which a column says something.
     """
     kinds = [facts.kind == "none" for facts in table.facts]
-    is_none = np.array(kinds)[table.fact_codes] if any(kinds) else np.zeros(0, bool)
+    is_none = np.array(kinds)[table.fact_codes] if True in kinds else np.zeros(0, bool)
     rows = is_none.nonzero()[0]
     if len(rows) < LEAST:
         return rows[:0]
@@ -145,9 +147,8 @@ def mirrors(
     """
     size = table.end - np.arange(len(table))
     rows = (size >= max(_MIRROR, len(table) // _MIRROR_SHARE)).nonzero()[0][:_N_MIRRORS].tolist()
-    earlier: dict[tuple[int, int], int] = {}
+    earlier, found = dict[tuple[int, int], int](), dict[int, int]()
     pairs = [(row, earlier.setdefault((int(size[row]), int(table.fact_codes[row])), row)) for row in rows]
-    found: dict[int, int] = {}
     if len(earlier) == len(rows):
         return found
     compared = (table.fact_codes, table.key_codes, np.diff(table.depth, prepend=0), *values())
@@ -234,6 +235,8 @@ def _folded_members(
 def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     """The rows of the members of each run of `LEAST` or more siblings."""
     similar = similar_to_next(table)
+    if len(similar) < LEAST - 1:
+        return
     similar = similar[table.parent[similar].argsort(kind="stable")]
     following = table.end[similar]
     starts = (np.concatenate([[-1], following[:-1]]) != similar).nonzero()[0]
@@ -242,10 +245,10 @@ def _runs(table: TreeTable) -> Iterator[np.ndarray]:
     differs, codes = differing(table.facts), table.fact_codes
     for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
         rows = np.concatenate([similar[start:stop], following[stop - 1 : stop]])
-        if not differs.any():
+        if not any(differs):
             yield rows
             continue
-        ways = differs[codes[rows[0] : table.end[rows[-1]]]].reshape(len(rows), -1)
+        ways = np.array(differs)[codes[rows[0] : table.end[rows[-1]]]].reshape(len(rows), -1)
         group = np.unique(ways, axis=0, return_inverse=True)[1].ravel()
         yield from (rows[group == each] for each in (np.bincount(group) >= LEAST).nonzero()[0])
 
@@ -266,10 +269,10 @@ def in_every_member(table: TreeTable, rows: Sequence[int]) -> set[int]:
     return common - alone
 
 
-def differing(facts: Sequence[Facts]) -> np.ndarray:
-    """int[n_facts]: equal for facts that differ in the same way from other trees; 0 for those that are the same."""
+def differing(facts: Sequence[Facts]) -> list[int]:
+    """Numbers, equal for facts that differ in the same way from other trees; 0 for those that are the same."""
     known = {(): 0}
-    return np.array([known.setdefault(each.differs, len(known)) for each in facts])
+    return [known.setdefault(each.differs, len(known)) for each in facts]
 
 
 def similar_to_next(table: TreeTable) -> np.ndarray:
@@ -280,9 +283,11 @@ def similar_to_next(table: TreeTable) -> np.ndarray:
     known = {"": -1}
     patterns = [known.setdefault(_pattern(key.label), len(known)) for key in table.keys[1:]]
     pattern = np.array([0, *patterns])[table.key_codes]  # 0: the indices of lists and tuples
-    end, facts = table.end, similar_facts(table.facts)[table.fact_codes]
+    end = table.end
     row = ((end < end[table.parent]) & (pattern >= 0)).nonzero()[0]
-    following = end[row].astype(np.int64)
+    if not len(row):
+        return computed.setdefault("_similar_to_next", row)
+    following, facts = end[row].astype(np.int64), similar_facts(table.facts)[table.fact_codes]
     size = following - row
     fit = (end[following] - following == size) & (facts[following] == facts[row]) & (pattern[following] == pattern[row])
     row, size = row[fit], size[fit]

@@ -203,8 +203,6 @@ def stamp(arrays: Iterable[Any], metadata: Metadata) -> None:
 
 def with_metadata(table: TreeTable, nodes: Sequence[Any]) -> TreeTable:
     """The table with what each file says of itself, in the highest row that has only arrays of this file."""
-    if all(facts.kind != "stored" for facts in table.facts):
-        return table
     is_array = [facts.is_leaf and facts.shape is not None and facts.kind != "scalar" for facts in table.facts]
     by_id: dict[int, int] = {}
     groups: dict[Metadata, int] = {(): 0}

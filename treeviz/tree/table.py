@@ -189,7 +189,9 @@ class TreeTable:
 
     def fact_column(self, name: str, levels, *, title: str = "", **options) -> Column:
         """A column derived from `facts`: `levels` has one value for each."""
-        return Column(name, title or name, levels, self.fact_codes, **options)
+        column = object.__new__(Column)  # in a third of the time of `Column`
+        column.__dict__.update(options, name=name, title=title or name, levels=levels, codes=self.fact_codes)
+        return column
 
     def find(self, query: str) -> list[Row]:
         """The rows that match a query, in order; the language is that of the page's search box.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, chain, islice, takewhile
 from operator import attrgetter, itemgetter, length_hint, methodcaller
@@ -388,11 +387,12 @@ def scan(
 ) -> tuple[TreeTable, list[Any]]:
     """Walk a tree; return the table, and the node or leaf of each row for analyses that need values."""
     scanner = _Scanner(is_leaf, budget)
-    with suppress(Overflow):
+    try:
         scanner.run(tree)
         scanner.keep_within_budget()
         return scanner.finish(name)
-    scanner.release()
+    except Overflow:
+        scanner.release()
     # A second pass, since fair shares would cut a small but deep tree to reserve rows for siblings.
     scanner = _Scanner(is_leaf, budget, scanner)
     scanner.run(tree)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import KINDS, Column, DeviceIds, Facts, Note
+from treeviz.tree.facts import KINDS, Column, Facts, Note
 from treeviz.tree.frame import Frame, Labels
 from treeviz.tree.keys import python_expression
 from treeviz.tree.series import Series
@@ -115,7 +115,7 @@ def _places(table: TreeTable) -> Iterator[str]:
         above.append((keystr, path, expression))
 
 
-def _facts(table: TreeTable, device_sets: Mapping[DeviceIds, int]) -> Iterator[str]:
+def _facts(table: TreeTable, device_sets: Mapping[tuple[int, ...], int]) -> Iterator[str]:
     """The facts and notes of each row."""
     texts = [json.dumps(_known(facts, device_sets))[1:-1] for facts in table.facts]
     for row, code in enumerate(table.fact_codes.tolist()):
@@ -123,7 +123,7 @@ def _facts(table: TreeTable, device_sets: Mapping[DeviceIds, int]) -> Iterator[s
         yield f", {texts[code]}" + (f', "notes": {json.dumps([_note(note) for note in notes])}' if notes else "")
 
 
-def _known(facts: Facts, device_sets: Mapping[DeviceIds, int]) -> dict[str, Any]:
+def _known(facts: Facts, device_sets: Mapping[tuple[int, ...], int]) -> dict[str, Any]:
     shape = None if facts.shape is None else _dimensions(facts.shape)
     known: dict[str, Any] = {"leaf": facts.is_leaf, "kind": facts.kind, "type": facts.type, "shape": shape}
     known |= {"dtype": facts.dtype, "weak": facts.weak}
@@ -265,7 +265,7 @@ def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
     truncated = first_rows(view, max_rows, view.depth)
     rows = truncated.rows
     left_out = LeftOut(table, view.columns, truncated, GLYPHS.dots)
-    omitted = {shown: left_out.text(shown) for shown in left_out.closed.tolist()}
+    omitted = {shown: left_out.text(shown) for shown in left_out.closed}
     columns = [column for column in view.columns if column.name not in IN_EVERY_ROW]
     # Bars and shares, whose columns have no title, are left out.
     cells = [cells for cells in columns_of_cells(table, columns, rows, GLYPHS) if cells.title.strip()]
@@ -274,7 +274,7 @@ def _outline(view: View, max_rows: int) -> tuple[list[str], list[_Line]]:
     badges = list(row_badges(view, rows, omitted))
     lines: list[_Line] = []
     line_numbers: dict[int, int] = {}  # by row
-    for _, shown, is_row in guides(table, truncated, 0, GLYPHS):
+    for _, shown, is_row in guides(table, left_out, 0, GLYPHS):
         row = int(rows[shown])
         depth, parent = int(table.depth[row]), line_numbers.get(int(table.parent[row]), -1)
         if not is_row:

@@ -70,12 +70,10 @@ class View:
         has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
         if self.series or self.diff is not None or has_findings:
             return "series" if self.series else "diff"
-        columns = (*self.columns, *self.table.columns.values())
-        has_values = any(
-            column.format in ("number", "histogram") or column.name.endswith(("norm", "rms", ".dtype"))
-            for column in columns
-        )
-        return "values" if has_values or self.values else ""
+        for column in (*self.columns, *self.table.columns.values()):
+            if column.format in ("number", "histogram") or column.name.endswith(("norm", "rms", ".dtype")):
+                return "values"
+        return "values" if self.values else ""
 
     @property
     def columns_without_last_value(self) -> tuple[Column, ...]:

@@ -29,7 +29,7 @@ from treeviz.views.text.cells import (
     mark_text,
     marks_inside,
     note_part,
-    scalar_text,
+    scalar_texts,
     span_texts,
     sparklines,
     times_text,
@@ -324,7 +324,8 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
         parts = (type_text(table.facts[code]), *[part.text for part in fact_parts(table.facts[code])])
         facts[code] = text(" ".join(map(_short, parts)))
     labels = {code: text(_short(table.keys[code].label)) for code in set(key_codes)}
-    numbers = list(map("".join, zip(_history(series, rows), _numbers(table, rows, numeric), strict=True)))
+    texts = (scalar_texts(table, rows), _history(series, rows), _numbers(table, rows, numeric))
+    numbers = list(map("".join, zip(*texts, strict=True)))
     counts_inside = marks_inside(table, series, rows)
     chosen, lines = rows.tolist(), list[tuple[str, str]]()
     inside: list[tuple[int, str]] = []  # the end of each open node's subtree, and its closing markup
@@ -334,7 +335,7 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
             closing += inside.pop()[1]
         indent, code = "  " * depths[i], key_codes[i]
         label = (labels[code] if code else f"[{positions[i]}]") if row else text(_short(table.name))
-        line = f"{indent}{label}: {facts[codes[i]]}{scalar_text(table, row)}{numbers[i]}"
+        line = f"{indent}{label}: {facts[codes[i]]}{numbers[i]}"
         badges = [note_part(table, note).text for note in table.notes.get(row, ())]
         after = "".join([f" <b>{text(_short(badge, 200))}</b>" for badge in badges])
         has_rows = i + 1 < len(chosen) and chosen[i + 1] < ends[i]

@@ -575,7 +575,7 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
     labels = [cut(label, n_key) for label in key_labels(table, rows, _MAX_LEVELS, GLYPHS)[0]]
     types = [cut(type_.rstrip(), n_type) for type_ in type_cells(table, rows, GLYPHS).texts]
     left_out = LeftOut(table, view.columns, truncated, GLYPHS.dots)
-    omitted = {shown: left_out.text(shown) for shown in left_out.closed.tolist()}
+    omitted = {shown: left_out.text(shown) for shown in left_out.closed}
     badges = list(row_badges(view, rows, omitted))
 
     headline = _headline(table, [times_text(series) for series in view.series[:1]], n_line)
@@ -598,7 +598,7 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
         for i, line in enumerate(headline)
     ]
     y, right = top, max(map(width_of, headline)) + MARGIN
-    for prefix, shown, is_row in guides(table, truncated, _MAX_LEVELS, GLYPHS):
+    for prefix, shown, is_row in guides(table, left_out, _MAX_LEVELS, GLYPHS):
         y += ROW
         shapes += _guide_lines(prefix, y)
         start = MARGIN + LEVEL * min(len(prefix) // 3, _MAX_LEVELS + 2)

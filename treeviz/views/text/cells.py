@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,20 +246,20 @@ def path_text(table: TreeTable, row: int) -> str:
 
 def type_cells(table: TreeTable, rows: np.ndarray, glyphs: Glyphs) -> Cells:
     """The type of each row; see `type_text`."""
-    codes = table.fact_codes[rows]
+    codes: Sequence[int] = table.fact_codes[rows].tolist()
     texts = [""] * len(table.facts)
-    for code in set(codes.tolist()):
+    for code in set(codes):
         texts[code] = glyphs.fit(type_text(table.facts[code]))
     if SCALARS in table.columns:
-        texts = [texts[code] + scalar_text(table, row) for code, row in zip(codes.tolist(), rows.tolist(), strict=True)]
-        codes = np.arange(len(rows))
+        texts = [texts[code] + scalar for code, scalar in zip(codes, scalar_texts(table, rows), strict=True)]
+        codes = range(len(rows))
     return _left("", texts, codes)
 
 
-def scalar_text(table: TreeTable, row: int) -> str:
+def scalar_texts(table: TreeTable, rows: np.ndarray) -> list[str]:
     """What follows the type of an array of one number: " 0.25"."""
-    text = table.columns[SCALARS][row] if SCALARS in table.columns else ""
-    return f" {text}" if text else ""
+    scalars = table.columns.get(SCALARS)
+    return [""] * len(rows) if scalars is None else [f" {text}" if text else "" for text in scalars.values[rows]]
 
 
 def columns_of_cells(
@@ -284,7 +284,7 @@ def columns_of_cells(
             is_blank = column.rollup == "sum" and column.format != "number" and values.dtype.kind in "iu"
             values_shown = values[rows].tolist()
             known = {value: code for code, value in enumerate(dict.fromkeys(values_shown))}
-            levels, codes = [*known], np.array([known[value] for value in values_shown])
+            levels, codes = [*known], [known[value] for value in values_shown]
             cells.append(_numbers(column, levels, codes, rows, 0 if is_blank else None, glyphs))
             if column.format == "bytes" and column.rollup == "sum" and values[0] > 0:
                 cells += [*_shares(levels, codes, float(values[0]), glyphs)]
@@ -295,23 +295,23 @@ def series_cells(series: Sequence[Series], rows: np.ndarray, glyphs: Glyphs, n_c
     """The last value and the sparkline of each row in the first series."""
     if not series:
         return []
-    main, everything = series[0], np.arange(len(rows))
+    main, everything = series[0], range(len(rows))
     bad = ASCII_BAD if glyphs.dots.isascii() else UNICODE_BAD
     sparks = sparklines(main, rows, n_characters, bars=glyphs.heights[1:], bad=bad)
     title = glyphs.fit(cut(visible(main.title), _LABEL))
     return [
-        _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything)._replace(name=main.name),
-        _left("log scale" * main.log, sparks, everything)._replace(name=main.name),
+        _right(title, list(map(glyphs.fit, last_texts(main, rows))), everything, name=main.name),
+        _left("log scale" * main.log, sparks, everything, name=main.name),
     ]
 
 
 def _numbers(
-    column: Column, levels: list[float], codes: np.ndarray, rows: np.ndarray, hidden: int | None, glyphs: Glyphs
+    column: Column, levels: list[float], codes: list[int], rows: np.ndarray, hidden: int | None, glyphs: Glyphs
 ) -> Cells:
     write = WRITE[column.format]
     texts = ["" if level != level or level == hidden else write(level) for level in levels]
     if column.bad is not None:
-        texts, codes = [*texts, BAD], np.where(column.bad[rows], len(texts), codes)
+        texts, codes = [*texts, BAD], np.where(column.bad[rows], len(texts), codes).tolist()
     if column.spans is not None:
         codes = codes.copy()
         for i, text in span_texts(column.spans, rows, write):
@@ -320,17 +320,21 @@ def _numbers(
                 texts.append(glyphs.fit(text))
     is_size = column.name in _SIZES or (column.name.endswith("bytes") and column.name != "device_bytes")
     is_size |= column.format == "count" and not any(level > 0 for level in levels)  # all zero
-    return _right(glyphs.fit(column.title), texts, codes)._replace(name=column.name, is_size=is_size)
+    return _right(glyphs.fit(column.title), texts, codes, name=column.name, is_size=is_size)
 
 
-def _right(title: str, texts: list[str], codes: np.ndarray, is_extra: bool = False) -> Cells:
-    width = max(display_width(title), max(map(len, texts)))
-    return Cells(_padded(title, width, True), width, _take([text.rjust(width) for text in texts], codes), is_extra)
+def _right(title: str, texts: list[str], codes: Sequence[int], **more: Any) -> Cells:
+    own = display_width(title)
+    width = max(own, max(map(len, texts)))
+    texts = [text.rjust(width) for text in texts]
+    return Cells(" " * (width - own) + title, width, [texts[code] for code in codes], **more)
 
 
-def _left(title: str, texts: list[str], codes: np.ndarray) -> Cells:
-    width = max(display_width(title), *map(display_width, texts))
-    return Cells(_padded(title, width), width, _take([_padded(text, width) for text in texts], codes))
+def _left(title: str, texts: list[str], codes: Sequence[int], **more: Any) -> Cells:
+    widths = [*map(display_width, (title, *texts))]
+    width = max(widths)
+    title, *texts = [text + " " * (width - own) for text, own in zip((title, *texts), widths, strict=True)]
+    return Cells(title, width, [texts[code] for code in codes], **more)
 
 
 def narrowed(cells: Cells, width: int, glyphs: Glyphs) -> Cells:
@@ -356,8 +360,7 @@ def bare_width(types: Cells) -> int:
 
 def without_origins(cells: Cells, n_missing: int, glyphs: Glyphs) -> Cells:
     """The same cells, up to `n_missing` columns narrower: brackets show from where labels are inherited."""
-    mark = glyphs.fit(INHERITED)
-    if not cells.is_label or not any(mark in text for text in cells.texts):
+    if not cells.is_label or not any((mark := glyphs.fit(INHERITED)) in text for text in cells.texts):
         return cells
     least = max(display_width(text.partition(mark)[0].rstrip()) for text in {*cells.texts, cells.title})
     return narrowed(cells, max(cells.width - n_missing, min(cells.width, least + len(mark))), glyphs)
@@ -370,25 +373,26 @@ def _brief(text: str, width: int) -> str:
     return text
 
 
-def _shares(levels: list[float], codes: np.ndarray, total: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
+def _shares(levels: list[float], codes: list[int], total: float, glyphs: Glyphs) -> tuple[Cells, Cells]:
     bars, n_steps = [], len(glyphs.eighths)
     for level in levels:
         n_whole, rest = divmod(round(min(1.0, max(0.0, level / total)) * _N_BARS * n_steps), n_steps)
         bars.append((glyphs.eighths[-1] * n_whole + glyphs.eighths[rest - 1 : rest]).ljust(_N_BARS))
     percents = [percent_text(level, total) for level in levels]
-    return Cells(" " * _N_BARS, _N_BARS, _take(bars, codes), True), _right("", percents, codes, True)
+    bars = [bars[code] for code in codes]
+    return Cells(" " * _N_BARS, _N_BARS, bars, True), _right("", percents, codes, is_extra=True)
 
 
 def _labels(column: Column, rows: np.ndarray, glyphs: Glyphs, longest: int) -> Cells:
-    codes = rows if column.codes is None else column.codes[rows]
+    codes = (rows if column.codes is None else column.codes[rows]).tolist()
     texts = [""] * len(column.levels)
-    for code in set(codes.tolist()):
+    for code in set(codes):
         texts[code] = glyphs.fit(cut(str(column.levels[code]), longest))
-    cells = _left(glyphs.fit(column.title), texts, codes)._replace(is_label=True)
-    return cells._replace(styles=_styles(column, codes)) if INHERITED.strip() in column.help else cells
+    styles = _styles(column, codes) if INHERITED.strip() in column.help else ()
+    return _left(glyphs.fit(column.title), texts, codes, is_label=True, styles=styles)
 
 
-def _styles(column: Column, codes: np.ndarray) -> tuple[str, ...]:
+def _styles(column: Column, codes: list[int]) -> tuple[str, ...]:
     """The color of each row's spec, dim if inherited. The first two labels, "" and no spec, have no color."""
     levels = [str(level).partition(INHERITED) for level in column.levels]
     number: dict[str, int] = {}
@@ -399,13 +403,12 @@ def _styles(column: Column, codes: np.ndarray) -> tuple[str, ...]:
     for i, (spec, _, origin) in enumerate(levels):
         if number.get(spec, 0) > 1:
             styles[i] = (terminal.DIM if origin else "") + terminal.HUES[(number[spec] - 2) % len(terminal.HUES)]
-    return tuple([styles[code] for code in codes.tolist()])
+    return tuple([styles[code] for code in codes])
 
 
 def bracketed(cells: Cells, glyphs: Glyphs) -> Cells:
     """The same cells, with a bracket before labels that are inherited from a row above."""
-    mark = glyphs.fit(INHERITED)
-    if not cells.is_label or not any(mark in text for text in cells.texts):
+    if not cells.is_label or not any((mark := glyphs.fit(INHERITED)) in text for text in cells.texts):
         return cells
     pairs = zip(cells.texts, [*cells.texts[1:], ""], strict=True)
     signs = [(text, glyphs.bar[0] if text == below else glyphs.last[0]) for text, below in pairs]
@@ -435,10 +438,5 @@ def _charts(table: TreeTable, column: Column, rows: np.ndarray, glyphs: Glyphs) 
     return Cells(_padded(title, width), width, [text.ljust(width) for text in texts])
 
 
-def _take(texts: list[str], codes: np.ndarray) -> list[str]:
-    return list(map(texts.__getitem__, codes.tolist()))
-
-
-def _padded(text: str, width: int, right: bool = False) -> str:
-    blank = " " * (width - display_width(text))
-    return blank + text if right else text + blank
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - display_width(text))

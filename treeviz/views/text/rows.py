@@ -74,7 +74,7 @@ def truncate(
     """
     rows = np.arange(len(table)) if max_depth is None else (table.depth <= max_depth).nonzero()[0]
     if len(rows) == len(table) and (max_rows is None or len(rows) <= max_rows):
-        return Truncated(rows, np.zeros_like(rows), mirrors or {})
+        return Truncated(rows, np.zeros(len(rows), int), mirrors or {})
     n_children = np.bincount(table.parent[1:], minlength=len(table))
     if max_rows is not None and len(rows) > max_rows:
         paths = _paths(table, kept, max_rows // 3, max_depth)
@@ -345,7 +345,7 @@ def open_first(view: View, n_rows: int = N_OPEN) -> np.ndarray:
     """
     if view.depth is not None:
         return view.table.depth < view.depth
-    is_open, ends, weights = np.zeros(len(view.table), bool), view.table.end, _weights(view)
+    is_open, ends, weights = np.zeros(len(view.table), bool), view.table.end.tolist(), _weights(view)
     heap, n_visible = [(0.0, 0)], 0
     while heap and n_visible < n_rows:
         _, node = heappop(heap)
@@ -367,6 +367,8 @@ def wrong_rows(view: View) -> list[int]:
 def outlier_rows(view: View) -> list[int]:
     """The wrong rows, without those that say the same in every layer."""
     rows = wrong_rows(view)
+    if not rows:
+        return rows
     same = in_every_member(view.table, _noted(view, *_ERRORS)) - {
         mark.row for each in view.series for mark in each.marks
     }
@@ -397,7 +399,7 @@ def _weights(view: View) -> np.ndarray:
     """[n_rows]: the bytes of each subtree; the leaves, if there are none."""
     sizes = sizes_of(view)
     if sizes is not None and (weights := view.table.rolled(sizes))[0] > 0:
-        return np.nan_to_num(weights)
+        return weights if weights.dtype.kind == "i" else np.nan_to_num(weights)
     return view.table.n_leaves
 
 

@@ -30,7 +30,7 @@ class Glyphs(NamedTuple):
     def fit(self, text: str) -> str:
         """The text without control characters and characters that the encoding of the stream lacks."""
         if text.isascii():
-            return printable(text)
+            return text if text.isprintable() else printable(text)
         text = ascii_text(text) if self.dots.isascii() else printable(text)
         return text.encode(self.encoding, "backslashreplace").decode(self.encoding) if self.encoding else text
 

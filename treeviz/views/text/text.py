@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeviz.tree.facts import INHERITED, KINDS, Column, Note
+from treeviz.tree.facts import INHERITED, KINDS, Column, Facts, Note
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable, same_rows
 from treeviz.tree.text import bytes_text, count_text, visible
@@ -47,20 +47,22 @@ class Guide(NamedTuple):
 
 
 _new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...), which runs for each line
+_new_facts = partial(tuple.__new__, Facts)  # faster than _replace
 
 
-def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs) -> Iterator[Guide]:
+def guides(table: TreeTable, left_out: LeftOut, n_levels: int, glyphs: Glyphs) -> Iterator[Guide]:
     """The starts of all lines, in order.
 
     Rows deeper than `n_levels` are not indented further; a number shows their depth.
     """
-    rows = truncated.rows
-    parents = table.parent[rows]
-    shows_some = _shows_some(truncated, parents)
-    left_out = np.zeros(len(table), dtype=bool)
-    left_out[rows[shows_some]] = True
-    is_last = ((table.end[rows] == table.end[parents]) & ~left_out[parents]).tolist()
-    ends, depths, shows_some = table.end[rows].tolist(), table.depth[rows].tolist(), shows_some.tolist()
+    rows, shows_some = left_out.rows, left_out.shows_some
+    parents, row_ends = table.parent[rows], table.end[rows]
+    is_last = row_ends == table.end[parents]
+    if True in shows_some:
+        has_more = np.zeros(len(table), dtype=bool)
+        has_more[rows[shows_some]] = True
+        is_last &= ~has_more[parents]
+    is_last, ends, depths = is_last.tolist(), row_ends.tolist(), table.depth[rows].tolist()
     prefixes = [""] * (n_levels + 1)  # by level, the guide before a child's branch
     open_nodes: list[int] = []  # the open ancestors that show only some of their children
 
@@ -87,28 +89,20 @@ def guides(table: TreeTable, truncated: Truncated, n_levels: int, glyphs: Glyphs
     yield from map(more, reversed(open_nodes))
 
 
-def _shows_some(truncated: Truncated, parents: np.ndarray) -> np.ndarray:
-    """bool[n_shown]: whether a node shows some but not all of its children. The next row is then a child."""
-    some = truncated.n_left_out > 0
-    some[:-1] &= parents[1:] == truncated.rows[:-1]
-    some[-1] = False
-    return some
-
-
 def key_labels(table: TreeTable, rows: np.ndarray, n_levels: int, glyphs: Glyphs) -> tuple[list[str], list[int]]:
     """The labels of the rows, and the display width of each with its guide."""
-    codes, depths = table.key_codes[rows].tolist(), table.depth[rows].astype(np.int64)
+    codes, depths, positions = [column[rows].tolist() for column in (table.key_codes, table.depth, table.position)]
     labels = {code: glyphs.fit(table.keys[code].label or table.keys[code].keystr) for code in set(codes)}
     label_widths = {code: display_width(label) for code, label in labels.items()}
-    positions = table.position[rows].tolist()
     shown = [labels[code] if code else f"[{position}]" for code, position in zip(codes, positions, strict=True)]
     shown[0] = glyphs.fit(visible(table.name))
-    own = [label_widths[code] if code else len(label) for code, label in zip(codes, shown, strict=True)]
-    widths = np.array(own) + 3 * np.minimum(depths, n_levels + 1)
-    deep = (depths > n_levels).nonzero()[0]
-    widths[deep] += (10 ** np.arange(1, 10)).searchsorted(depths[deep], side="right") + 2
+    widths = [
+        (label_widths[code] if code else len(label))
+        + (3 * depth if depth <= n_levels else 3 * n_levels + 4 + len(str(depth)))
+        for code, label, depth in zip(codes, shown, depths, strict=True)
+    ]
     widths[0] = display_width(shown[0])
-    return shown, widths.tolist()
+    return shown, widths
 
 
 class LeftOut:
@@ -116,11 +110,15 @@ class LeftOut:
 
     def __init__(self, table: TreeTable, columns: Sequence[Column], truncated: Truncated, dots: str) -> None:
         self._table, self._truncated, self._dots = table, truncated, dots
-        shows_some = _shows_some(truncated, table.parent[truncated.rows])
-        # Indices into the shown rows: the nodes that show none of their children
-        self.closed = ((truncated.n_left_out > 0) & ~shows_some).nonzero()[0]
+        self.rows = truncated.rows
+        # Of each shown row, whether it shows some but not all of its children: the next row is then a child.
+        self.shows_some: list[bool] = [False] * len(self.rows)
+        self.closed: list[int] = []  # indices into the shown rows: the nodes that show none of their children
         if not truncated.n_left_out.any():
             return
+        is_parent = np.append(table.parent[self.rows[1:]] == self.rows[:-1], False)
+        self.shows_some = ((truncated.n_left_out > 0) & is_parent).tolist()
+        self.closed = ((truncated.n_left_out > 0) & ~is_parent).nonzero()[0].tolist()
         leaves = np.array([facts.leaves for facts in table.facts])[table.fact_codes]
         self._n_leaves = _not_shown(table, truncated.rows, leaves, table.n_leaves)
         self._stacks = set(table.parent[table.is_layer].tolist())
@@ -156,15 +154,28 @@ def _not_shown(table: TreeTable, rows: np.ndarray, values: np.ndarray, sums: np.
 _IS_COUNTED = ("list", "tuple")  # kinds of nodes whose keys do not show the number of children
 
 
-def with_counts(view: View) -> View:
-    """The view without its column of leaves; their number follows the type of a node: "list · 12 · 144 leaves".
+def in_brief(view: View, *, fold: bool = False) -> View:
+    """The view without the columns that its types and headline replace; with `fold`, a row for each run of siblings.
 
-    A single leaf, which is shown below its node, is not counted.
+    The headline reports counts that are 0 in every row: "no zeros". A column in which a row has no value, such as a
+    leaf that was not read, is kept.
     """
-    if "leaves" not in [column.name for column in view.columns]:
-        return view
-    table, n_leaves = view.table, view.table.n_leaves
-    n_children = np.bincount(table.parent[1:], minlength=len(table))
+    zeros = {column.name: column.title.removeprefix("±") for column in view.columns if _is_zero(view.table, column)}
+    table, are_counted = view.table, "leaves" in [column.name for column in view.columns]
+    if zeros:
+        words = [f"{title}: 0" if " " in title else f"no {title}" for title in zeros.values()]
+        words = [word for word in words if not any(word in part.split(", ") for part in table.headline)]
+        table = table.with_headline(*table.headline, *([", ".join(words)] if words else []))
+    if zeros or are_counted:
+        columns = [column for column in view.columns if column.name != "leaves" and column.name not in zeros]
+        options = {"depth": view.depth, "whole": view.whole, "series": view.series, "histograms": view.histograms}
+        view = View(_with_counts(table) if are_counted else table, columns, **options)
+    return folded(view) if fold else view
+
+
+def _with_counts(table: TreeTable) -> TreeTable:
+    """The table with the number of leaves after the type of each node that has several: "list · 12 · 144 leaves"."""
+    n_leaves, n_children = table.n_leaves, np.bincount(table.parent[1:], minlength=len(table))
     is_node = np.array([KINDS[f.kind].group == "node" and f.shape is None for f in table.facts])[table.fact_codes]
     nodes = (is_node & (n_leaves > 1)).nonzero()[0]
     triples = list(zip(*[values[nodes].tolist() for values in (table.fact_codes, n_children, n_leaves)], strict=True))
@@ -174,43 +185,15 @@ def with_counts(view: View) -> View:
     for code, children, leaves in distinct:
         facts = table.facts[code]
         own_count = [count_text(children)] if facts.kind in _IS_COUNTED and children != leaves else []
-        counted.append(facts._replace(type=" · ".join([facts.type, *own_count, leaves_text(leaves)])))
-    return with_table(view, same_rows(table, facts=tuple(counted), fact_codes=codes), "leaves")
-
-
-def in_brief(view: View, *, fold: bool = False) -> View:
-    """The view without the columns that its types and headline replace; with `fold`, a row for each run of siblings."""
-    brief = without_zeros(with_counts(view))
-    return folded(brief) if fold else brief
-
-
-def without_zeros(view: View) -> View:
-    """The view without the counts that are 0 in every row, which the headline reports: "no zeros".
-
-    A column in which a row has no value, such as a leaf that was not read, is kept.
-    """
-    zeros = [column for column in view.columns if _is_zero(view.table, column)]
-    if not zeros:
-        return view
-    titles = [column.title.removeprefix("±") for column in zeros]
-    words = [f"{title}: 0" if " " in title else f"no {title}" for title in titles]
-    words = [word for word in words if not any(word in part.split(", ") for part in view.table.headline)]
-    table = view.table.with_headline(*view.table.headline, *([", ".join(words)] if words else []))
-    return with_table(view, table, *(column.name for column in zeros))
+        counted.append(_new_facts((facts.kind, " · ".join([facts.type, *own_count, leaves_text(leaves)]), *facts[2:])))
+    return same_rows(table, facts=tuple(counted), fact_codes=codes)
 
 
 def _is_zero(table: TreeTable, column: Column) -> bool:
     if column.format != "count" or (column.bad is not None and column.bad.any()):
         return False
-    values = table.rolled(column)
-    is_blank = column.rollup == "sum" and values.dtype.kind in "iu"  # zeros are not shown
-    return not is_blank and not values.any()
-
-
-def with_table(view: View, table: TreeTable, *without: str) -> View:
-    """The view of another table with the same rows, without some columns."""
-    columns = [column for column in view.columns if column.name not in without]
-    return View(table, columns, depth=view.depth, whole=view.whole, series=view.series, histograms=view.histograms)
+    is_blank = column.rollup == "sum" and np.asarray(column.levels).dtype.kind in "iub"  # zeros are not shown
+    return not is_blank and not table.rolled(column).any()
 
 
 def leaves_text(n: int) -> str:
@@ -240,7 +223,7 @@ class Details:
         self.cut_badges: dict[Part, list[int]] = {}  # those that did not fit, with the indices of their rows
         for shown, part in _badges(table, truncated, left_out, series):
             self._badges.setdefault(shown, []).append(part)
-        self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed.tolist()], default=-len(GAP))
+        self.inside = max([display_width(left_out.inside(i)) for i in left_out.closed], default=-len(GAP))
         all_badges = [part for badges in self._badges.values() for part in badges]
         self.any_trouble = not {RED, YELLOW}.isdisjoint([part.style for part in all_badges])
         self.values = max([len(part.brief) for part in all_badges], default=0)
@@ -249,7 +232,7 @@ class Details:
 
     def texts(self, width: int, color: bool) -> list[str]:
         """The details of each shown row after a gap, or ""."""
-        written = {code: self._write(parts, width, color) for code, parts in self._parts.items()}
+        written = {code: self._write(parts, width, color) if parts else "" for code, parts in self._parts.items()}
         texts = [written[code] for code in self._codes]
         with_badges: dict[tuple, str] = {}
         for shown, badges in self._badges.items():
@@ -312,15 +295,15 @@ def _badges(
                 if note not in parts:
                     parts[note] = note_part(table, note)
                 yield positions[row], parts[note]
-    counts_inside = marks_inside(table, series, truncated.rows[left_out.closed])
-    for shown, count in zip(left_out.closed.tolist(), counts_inside, strict=True):
+    counts_inside = marks_inside(table, series, truncated.rows[left_out.closed]) if left_out.closed else []
+    for shown, count in zip(left_out.closed, counts_inside, strict=True):
         if count:
             yield shown, Part(YELLOW, count)
         yield shown, Part(DIM, left_out.inside(shown))
-    may_be_empty = np.array([KINDS[facts.kind].is_container for facts in table.facts])[table.fact_codes[truncated.rows]]
-    is_empty = table.end[truncated.rows] == truncated.rows + 1
-    for shown in (may_be_empty & is_empty).nonzero()[0].tolist():
-        if truncated.rows[shown] not in table.notes:
+    rows = [values.tolist() for values in (truncated.rows, table.end[truncated.rows], table.fact_codes[truncated.rows])]
+    containers = {code for code, facts in enumerate(table.facts) if KINDS[facts.kind].is_container}
+    for shown, (row, end, code) in enumerate(zip(*rows, strict=True)):
+        if end == row + 1 and code in containers and row not in table.notes:
             yield shown, Part(DIM, "empty")
 
 
@@ -417,19 +400,19 @@ def drawn(
     siblings = _siblings(table, truncated.rows) if max(key_widths) > room.key else []
 
     head = _headline(table, width, glyphs)
-    n_lines = len(head)
-    titles = [" " * room.key, *[cell.title for cell in room.cells]]
-    if any(map(str.strip, titles)):
-        head.append(GAP.join(titles).rstrip())
-    first_error = next((i for i, line in enumerate(head[:n_lines]) if line.startswith(_ERROR)), n_lines)
-    styles = [BOLD if i == 0 else RED if first_error <= i < n_lines else DIM for i in range(len(head))]
-    is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist()
+    if color:
+        first_error = next((i for i, line in enumerate(head) if line.startswith(_ERROR)), len(head))
+        styles = [BOLD if i == 0 else RED if first_error <= i else DIM for i in range(len(head))]
+        head = [f"{style}{line}{RESET}" for style, line in zip(styles, head, strict=True)]
+    if titles := GAP.join([" " * room.key, *[cell.title for cell in room.cells]]).rstrip():
+        head.append(f"{DIM}{titles}{RESET}" if color else titles)
     numbers = truncated.rows.tolist()
+    is_leaf = (table.is_leaf | table.is_layer)[truncated.rows].tolist() if color else [True] * len(numbers)
 
     def rows() -> Iterator[tuple[int, str]]:
         middles = _middles(room, is_leaf, color)
         endings = details.texts(room.details, color)
-        for prefix, shown, is_row in guides(table, truncated, n_levels, glyphs):
+        for prefix, shown, is_row in guides(table, left_out, n_levels, glyphs):
             if not is_row:
                 line = cut(prefix + left_out.text(shown), room.line, glyphs.dots)
                 yield numbers[shown], f"{DIM}{line}{RESET}" if color else line
@@ -453,23 +436,22 @@ def drawn(
             yield f"{DIM}{view.footer}{RESET}" if color else cut(view.footer, room.line, glyphs.dots)
         yield from in_full(table, truncated, details.cut_badges, room.line, color, glyphs)
 
-    if color:
-        head = [f"{style}{line}{RESET}" for style, line in zip(styles, head, strict=True)]
     return Drawn(head, rows(), foot)
 
 
 def _headline(table: TreeTable, width: int | None, glyphs: Glyphs) -> list[str]:
     """The name and the headline of the tree, in as many lines as needed."""
-    lines: list[str] = []
-    for part in (table.name, *table.headline):
-        part = glyphs.fit(visible(part, _HEADLINE))
+    parts = [glyphs.fit(visible(part, _HEADLINE)) for part in (table.name, *table.headline)]
+    lines = [glyphs.separator.join(parts)]
+    if width is None or (display_width(lines[0]) <= width and not any(p.startswith(_ERROR) for p in parts[1:])):
+        return lines
+    lines = []
+    for part in parts:
         longer = f"{lines[-1]}{glyphs.separator}{part}" if lines else part
-        if lines and (width is None or (display_width(longer) <= width and not part.startswith(_ERROR))):
+        if lines and display_width(longer) <= width and not part.startswith(_ERROR):
             lines[-1] = longer
         else:
             lines.append(part)
-    if width is None:
-        return lines
     return [cut(piece, width, glyphs.dots) for line in lines for piece in terminal.wrapped(line, width, "")]
 
 
@@ -499,6 +481,8 @@ def _room(width: int | None, key: int, cells: list[Cells], details: Details, gly
     wanted = min(details.width, _TROUBLE_WANTS if details.any_trouble else _DETAILS) if details.width else none
     trouble = min(details.width, _TROUBLE_WANTS, max(_TROUBLE, width // 5, details.values))
     needed = max(details.inside, trouble if details.any_trouble else none)
+    if key <= max(_KEY, width * 45 // 100) and (rest := remaining(key)) >= max(wanted, needed, none):
+        return _Room(width, key, cells, max(0, rest))  # everything fits
     type_ = min(cells[0].width, max(2 * _TYPE, width * 45 // 100))
     least = min(type_, _SHORT, bare_width(cells[0]))
     requested = [cell for cell in cells[1:] if not (cell.is_size or cell.is_extra)]
