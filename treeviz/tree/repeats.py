@@ -320,7 +320,7 @@ def _label(table: TreeTable, rows: np.ndarray) -> str:
         first, last = (f"[{table.position[row]}]" for row in (rows[0], rows[-1]))
     else:
         labels = [table.keys[code].label for code in codes]
-        labels.sort(key=lambda label: [(len(n), n) for n in (n.lstrip("0") for n in _NUMBER.findall(label))])
+        labels.sort(key=lambda label: [(len(n), n) for n in [n.lstrip("0") for n in _NUMBER.findall(label)]])
         first, last = labels[0], labels[-1]
     same = commonprefix([first, last]).rstrip(digits)  # noqa: RUF071 (characters are meant)
     if first[0] == "[" and first[-1] == "]":

@@ -100,22 +100,21 @@ def as_text(data: bytes) -> str:
     """Bytes in base 91, as `load/base91.js` reads them: two characters have 13 bits; in base64 they have 12."""
     import numpy as np  # the build hook runs this file without NumPy
 
-    pairs, starts = _pairs_of_characters()
-    blocks = np.zeros((-(-len(data) // 13), 15), np.uint32)  # of 13 bytes and 8 words
-    blocks[:, :13] = np.frombuffer(data.ljust(13 * len(blocks), b"\0"), np.uint8).reshape(-1, 13)
-    at = starts // 8
-    words = (blocks[:, at] | blocks[:, at + 1] << 8 | blocks[:, at + 2] << 16) >> starts % 8 & 8191
-    return pairs[words].tobytes()[: -(-16 * len(data) // 13)].decode()
+    words = np.zeros((-(-8 * len(data) // 13), 16), np.uint8)  # the bits of each
+    bits = np.unpackbits(np.frombuffer(data + b"\0\0", np.uint8), bitorder="little")
+    words[:, :13] = bits[: 13 * len(words)].reshape(-1, 13)
+    pairs = _pairs_of_characters()[np.packbits(words, bitorder="little").view("<u2")]
+    return pairs.tobytes()[: -(-16 * len(data) // 13)].decode()
 
 
 @cache
-def _pairs_of_characters() -> tuple[Any, Any]:
-    """The characters of each word of 13 bits, and the first bits of 8 words."""
+def _pairs_of_characters() -> Any:
+    """The characters of each word of 13 bits."""
     import numpy as np
 
     # They need no escape in a script of a page and in JSON. Those of &, < and a backslash stand elsewhere.
     digits = np.array([{38: 32, 60: 33, 92: 126}.get(code, code) for code in range(35, 126)], np.uint16)
-    return (digits + (digits[:, None] << 8)).ravel().astype("<u2"), np.arange(8, dtype=np.uint32) * 13
+    return (digits + (digits[:, None] << 8)).ravel().astype("<u2")
 
 
 @cache

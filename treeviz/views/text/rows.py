@@ -528,7 +528,8 @@ class _Folded:
         if column.rollup == "given" and column.format in ("count", "bytes"):
             is_sum = values[0] == np.nansum(values[self._table.measured])
         levels, rollup = (self._own(self._sums(values)), "sum") if is_sum else (values[self._rows], "given")
-        return replace(column, levels=levels, codes=None, rollup=rollup, bad=bad, spans=spans)
+        about = (column.name, column.title, levels, None, column.format, rollup, column.help)
+        return Column(*about, bad, column.first_bin, spans)
 
     def series(self, series: Series) -> Series:
         """The greatest value of all rows that a row stands for; findings of shown rows only."""
