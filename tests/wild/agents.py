@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from watched import on_devices
+from watched import on_devices, started
 from wild.published import Published, dense, mlp, normal, published, trained
 
 N_SEEN, N_MOVES = 6, 2
@@ -85,7 +85,7 @@ def brax_ppo(*, tx=None, scale: Callable = lambda step: 1.0) -> Published:
     whole = on_devices(train, "i", (P(), P(), P(), P(), P("i")), P())
     start = {"mean": np.zeros(N_SEEN, np.float32), "std": np.ones(N_SEEN, np.float32)}
     return Published(
-        jax.jit(whole), (jax.jit(tx.init)(params), params, start, jax.random.PRNGKey(0)), batch, lambda *_: []
+        jax.jit(whole), (started(tx.init, params), params, start, jax.random.PRNGKey(0)), batch, lambda *_: []
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from watched import on_devices
+from watched import on_devices, started
 from wild.published import Published, cross_entropy, normal, published, tokens, trained
 
 N_WORDS, WIDTH = 11, 16
@@ -130,7 +130,7 @@ def levanter_stacked_blocks(
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    return Published(train_step, (params, jax.jit(tx.init)(params)), tokens(8), lambda *_: [])
+    return Published(train_step, (params, started(tx.init, params)), tokens(8), lambda *_: [])
 
 
 @published("https://github.com/AI-Hypercomputer/maxtext/blob/main/src/MaxText/gradient_accumulation.py")
@@ -196,7 +196,7 @@ def maxtext_mean_over_tokens(*, tx=None, least: float = 1e-6, change=lambda para
         return words, (np.random.default_rng(step).random((8, words.shape[1] - 1)) < 0.8).astype(np.float32)
 
     params = change(jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 6), jnp.int32)))
-    return Published(train_step, (params, jax.jit(tx.init)(params)), batch, lambda *_: [])
+    return Published(train_step, (params, started(tx.init, params)), batch, lambda *_: [])
 
 
 @published("https://github.com/AI-Hypercomputer/maxtext/blob/main/src/MaxText/layers/moe.py")
@@ -322,7 +322,7 @@ def easylm_llama(*, rate: Any = None, is_trained=lambda path: True, norm_axis: i
         (words,) = tokens(8)(step)
         return words, (np.random.default_rng(step).random((8, words.shape[1] - 1)) < 0.9).astype(np.float32)
 
-    state = {"params": jax.tree.map(jnp.asarray, params), "opt_state": jax.jit(tx.init)(params), "step": jnp.int32(0)}
+    state = {"params": jax.tree.map(jnp.asarray, params), "opt_state": started(tx.init, params), "step": jnp.int32(0)}
     return Published(train_step, (state, jax.random.PRNGKey(0)), batch, lambda *_: [])
 
 
@@ -410,7 +410,7 @@ def tunix_preferences(*, is_same: bool = False) -> Published:
     def gradients(params, _, *rest):
         return [jax.grad(loss)(params, *rest)]
 
-    return Published(step, (params, jax.jit(tx.init)(params), reference), batch, gradients)
+    return Published(step, (params, started(tx.init, params), reference), batch, gradients)
 
 
 @published("https://github.com/google/tunix/blob/main/tunix/rl/grpo/grpo_learner.py")
@@ -571,5 +571,5 @@ def transformers_causal_model(*, is_reduced: bool = True) -> Published:
 
     whole = on_devices(of_each, "batch", (P(), P(), P(), P("batch")), P())
     return Published(
-        jax.jit(whole), (params, jax.jit(tx.init)(params), jax.random.PRNGKey(0)), tokens(8), lambda *_: []
+        jax.jit(whole), (params, started(tx.init, params), jax.random.PRNGKey(0)), tokens(8), lambda *_: []
     )

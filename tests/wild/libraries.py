@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from watched import started
 from wild.published import (
     Published,
     cross_entropy,
@@ -51,7 +52,7 @@ def jax_mnist_classifier() -> Published:
     def update(i, state, x, labels):
         return i + 1, opt_update(i, jax.grad(loss)(get_params(state), x, labels), state)
 
-    state = jax.jit(opt_init)(initialized(lambda key: init(key, (-1, 64))[1], jax.random.key(0)))
+    state = started(opt_init, initialized(lambda key: init(key, (-1, 64))[1], jax.random.key(0)))
     return Published(update, (0, state), images(), lambda _, s, *b: [jax.grad(loss)(get_params(s), *b)])
 
 
@@ -156,7 +157,7 @@ def flax_resnet_with_batch_normalisation() -> Published:
     def apart(params, stats, state, x, labels):
         return [jax.grad(loss, has_aux=True)(params, stats, x, labels)[0]]
 
-    return Published(train_step, (params, stats, jax.jit(tx.init)(params)), images(), apart)
+    return Published(train_step, (params, stats, started(tx.init, params)), images(), apart)
 
 
 @published("https://github.com/google/flax/tree/main/examples/lm1b")
@@ -169,8 +170,7 @@ def flax_language_model() -> Published:
             x = nn.Embed(11, 16)(words)
             mask = nn.make_causal_mask(words)
             x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(nn.LayerNorm()(x), mask=mask)
-            x = x + nn.Dense(16)(nn.gelu(nn.Dense(32)(nn.LayerNorm()(x))))
-            return nn.Dense(11)(nn.LayerNorm()(x))
+            return nn.Dense(11)(nn.gelu(nn.LayerNorm()(x)))
 
     model = Decoder()
 
@@ -246,7 +246,7 @@ def optax_lookahead() -> Published:
 
     params = optax.LookaheadParams.init_synced(dense(8, 16, 1))
     return Published(
-        step, (params, jax.jit(tx.init)(params)), regression(8), lambda p, _, *b: [jax.grad(loss)(p.fast, *b)]
+        step, (params, started(tx.init, params)), regression(8), lambda p, _, *b: [jax.grad(loss)(p.fast, *b)]
     )
 
 
@@ -301,7 +301,7 @@ def optax_lbfgs_with_a_line_search() -> Published:
         return [jax.grad(loss)(step(*call)[0], *batch)]
 
     params = dense(8, 16, 1)
-    return Published(step, (params, jax.jit(tx.init)(params)), lambda _: batch, of_the_line_search)
+    return Published(step, (params, started(tx.init, params)), lambda _: batch, of_the_line_search)
 
 
 @published("https://optax.readthedocs.io/en/latest/api/contrib.html")

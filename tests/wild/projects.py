@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from watched import started
 from wild.published import (
     Published,
     cross_entropy,
@@ -23,15 +26,23 @@ from wild.published import (
 )
 
 
+def of_equinox(make: Callable) -> tuple:
+    """The arrays of a model and the rest of it."""
+    import equinox as eqx
+
+    shapes, static = eqx.partition(eqx.filter_eval_shape(make, jax.random.key(0)), lambda x: hasattr(x, "shape"))
+    return initialized(lambda: shapes), static
+
+
 @published("https://docs.kidger.site/equinox/examples/mnist/")
 def equinox_mnist() -> Published:
     import equinox as eqx
 
-    first, second = jax.random.split(jax.random.key(0))
-    layers = [eqx.nn.Conv2d(1, 3, 3, key=first), jax.nn.relu, jnp.ravel, eqx.nn.Linear(108, 4, key=second)]
-    params, static = eqx.partition(
-        eqx.nn.Sequential([eqx.nn.Lambda(f) if not isinstance(f, eqx.Module) else f for f in layers]), eqx.is_array
-    )
+    def make(key):
+        layers = [eqx.nn.Conv2d(1, 3, 3, key=key), jax.nn.relu, jnp.ravel, eqx.nn.Linear(108, 4, key=key)]
+        return eqx.nn.Sequential([eqx.nn.Lambda(f) if not isinstance(f, eqx.Module) else f for f in layers])
+
+    params, static = of_equinox(make)
 
     def loss(params, x, labels):
         return cross_entropy(jax.vmap(eqx.combine(params, static))(x.transpose(0, 3, 1, 2)), labels)
@@ -52,9 +63,10 @@ def equinox_rnn() -> Published:
             hidden, _ = lax.scan(lambda h, x: (self.cell(x, h), None), jnp.zeros(8), x)
             return jax.nn.sigmoid(self.linear(hidden) + self.bias)
 
-    first, second = jax.random.split(jax.random.key(0))
-    model = RNN(eqx.nn.GRUCell(2, 8, key=first), eqx.nn.Linear(8, 1, use_bias=False, key=second), jnp.zeros(1))
-    params, static = eqx.partition(model, eqx.is_inexact_array)
+    def make(key):
+        return RNN(eqx.nn.GRUCell(2, 8, key=key), eqx.nn.Linear(8, 1, use_bias=False, key=key), jnp.zeros(1))
+
+    params, static = of_equinox(make)
 
     def loss(params, x, y):
         p = jax.vmap(eqx.combine(params, static))(x)
@@ -100,7 +112,7 @@ def equinox_gan() -> Published:
         return normal(16, 4, seed=step) * 4, normal(16, 8, seed=100 + step) * 4 + 1
 
     return Published(
-        step, (critic, generator, *jax.jit(lambda *p: [*map(tx.init, p)])(critic, generator)), batch, apart
+        step, (critic, generator, *started(lambda *p: [*map(tx.init, p)], critic, generator)), batch, apart
     )
 
 
@@ -122,7 +134,7 @@ def haiku_mnist() -> Published:
         return params, optax.incremental_update(params, average, 0.001), state
 
     params = initialized(network.init, jax.random.key(0), images()(0)[0])
-    state = params, params, jax.jit(tx.init)(params)
+    state = params, params, started(tx.init, params)
     return Published(update, state, images(), lambda p, _, __, *b: [jax.grad(loss)(p, *b)])
 
 
@@ -145,13 +157,13 @@ def cleanrl_critic() -> Published:
         x = normal(32, 10, seed=step) * 5
         return x, np.tanh(x[:, 0]), normal(32, 10, seed=50 + step) * 5
 
-    state = critic, critic, jax.jit(tx.init)(critic)
+    state = critic, critic, started(tx.init, critic)
     return Published(update, state, batch, lambda c, t, _, *b: [jax.grad(loss)(c, t, *b)])
 
 
 @published("https://github.com/ikostrikov/jaxrl/tree/main/jaxrl/agents/sac")
 def jaxrl_actor_with_a_temperature() -> Published:
-    params = {"actor": dense(6, 16, 4), "temperature": jnp.zeros(())}
+    params = {"actor": dense(6, 16, 4), "temperature": np.zeros((), np.float32)}
     critic = dense(8, 16, 1)
 
     def loss(params, x, noise):
@@ -192,7 +204,7 @@ def purejaxrl_epochs_in_a_scan() -> Published:
         return [jax.grad(loss)(params, x[24:], y[24:])]
 
     params = dense(8, 16, 1)
-    return Published(update, (params, jax.jit(tx.init)(params)), regression(8), apart)
+    return Published(update, (params, started(tx.init, params)), regression(8), apart)
 
 
 @published("https://github.com/google-deepmind/jraph/blob/master/jraph/examples/zacharys_karate_club.py")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from watched import started
 
 
 class Published(NamedTuple):
@@ -117,4 +118,4 @@ def trained(loss: Callable, params: Any, batch: Callable, tx: Any = None) -> Pub
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    return Published(step, (params, jax.jit(tx.init)(params)), batch, lambda p, _, *batch: [jax.grad(loss)(p, *batch)])
+    return Published(step, (params, started(tx.init, params)), batch, lambda p, _, *batch: [jax.grad(loss)(p, *batch)])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from watched import started
 from wild.published import Published, cross_entropy, dense, images, mlp, normal, published, regression, squared, trained
 
 
@@ -193,7 +194,7 @@ def big_vision_siglip(*, dtype: Any = np.float32, rate: float = 1e-3) -> Publish
         pictures, kinds = images(8)(step)
         return ({"image": pictures[..., 0], "labels": (kinds[:, None] + np.arange(4)) % 11},)
 
-    state = {"params": jax.tree.map(jnp.asarray, params), "opt": jax.jit(tx.init)(params)}
+    state = {"params": jax.tree.map(jnp.asarray, params), "opt": started(tx.init, params)}
     return Published(update_fn, (state, jax.random.PRNGKey(0)), batch, lambda *_: [])
 
 

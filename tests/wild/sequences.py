@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from watched import started
 from wild.published import Published, cross_entropy, dense, mlp, normal, published, regression, squared, trained
 
 
@@ -123,7 +124,7 @@ def cleanrl_c51() -> Published:
         return [jax.grad(loss)(state["params"], x, actions, aims_of(state["target_params"], *rest))]
 
     return Published(
-        update, ({"params": params, "target_params": params, "opt_state": jax.jit(tx.init)(params)},), batch, gradients
+        update, ({"params": params, "target_params": params, "opt_state": started(tx.init, params)},), batch, gradients
     )
 
 
@@ -246,7 +247,7 @@ def flax_dynamic_loss_scale_in_float16() -> Published:
     start = DynamicScale(growth_interval=3, scale=jnp.float32(2.0**16))
     return Published(
         step,
-        (params, jax.jit(tx.init)(params), start),
+        (params, started(tx.init, params), start),
         lambda i: (normal(32, 8, seed=i) * 5, np.arange(32) % 4),
         scaled,
     )
