@@ -285,12 +285,12 @@ def test_a_note_says_what_is_not_counted():
 def test_a_layer_that_is_jitted_once_is_paid_by_each_of_its_leaves():
     layer = jax.jit(lambda w, x: jnp.tanh(x @ w))
 
-    def loss(layers, x):
-        for w in layers:
-            x = layer(w, x)
+    def loss(layers, x, n_layers):
+        for i in range(n_layers):  # a Python number is static in a function that is not jitted
+            x = layer(layers[i], x)
         return x.sum()
 
-    view = tv.cost(jax.grad(loss), [jax.ShapeDtypeStruct((4, 4), "float32")] * 3, BATCH)
+    view = tv.cost(jax.grad(loss), [jax.ShapeDtypeStruct((4, 4), "float32")] * 3, BATCH, 3)
     n = 2 * 2 * 4 * 4
     assert [leaf(view, f"['layers'][{i}]")["forward"] for i in range(3)] == [n] * 3
     assert [leaf(view, f"['layers'][{i}]")["backward"] for i in range(3)] == [n, 2 * n, 2 * n]
@@ -335,6 +335,8 @@ LINEN = {
 @pytest.mark.parametrize("name", LINEN)
 def test_flax_counts_the_same(name):
     linen = pytest.importorskip("flax.linen")
+    if name == "RNN" and not hasattr(jax.api_util, "debug_info"):
+        pytest.skip("no release of Flax scans with jax before 0.4.38 or so")
     function, x, turns = LINEN[name]
 
     class Model(linen.Module):

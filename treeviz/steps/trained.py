@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import tree_util
 from jax.extend.core import ClosedJaxpr
 
 from treeviz.analysis.facts import common_mesh, fact_columns, size_columns
-from treeviz.steps.compiles.forecast import argument_names, called_inside
+from treeviz.steps.compiles.forecast import called_inside
 from treeviz.steps.compiles.step_arguments import path_text
+from treeviz.steps.compiles.traced import trace_of_arrays
 from treeviz.steps.nan_origin.report import frames_of, is_jax_jit
 from treeviz.steps.tracing.domains import WHOLE, Path, match_new_params
 from treeviz.steps.tracing.moves import (
@@ -29,7 +29,6 @@ from treeviz.steps.tracing.moves import (
     donated,
     follow,
     optax_functions,
-    trace,
 )
 from treeviz.steps.tracing.primitives import shape_and_dtype, size_of
 from treeviz.tree.describers import load_libraries
@@ -69,12 +68,6 @@ class _Program(NamedTuple):
         return {*in_flax, *[i for i, names in enumerate(types) if "BatchStat" in names]}
 
 
-def _is_array(x: Any) -> bool:
-    if isinstance(x, np.ndarray) and x.dtype.kind not in "biufcV":  # such as text, which a plain function may take
-        return False
-    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
-
-
 def _traced(step: Callable, args: tuple, kwargs: dict[str, Any]) -> _Program:
     inside, args, kwargs = called_inside(step, args, kwargs)
     if not callable(inside) or type(inside).__name__ in ("Compiled", "Lowered", "Traced"):
@@ -82,35 +75,10 @@ def _traced(step: Callable, args: tuple, kwargs: dict[str, Any]) -> _Program:
         raise TypeError(
             f"trained: expected a function, got {name}: pass the function that was jitted, or jax.jit of it."
         )
-    names = [*argument_names(inside, len(args)), *kwargs]
-    trees = OrderedDict(zip(names, (*args, *kwargs.values()), strict=True))
-    firsts = [*map(tree_util.SequenceKey, range(len(args))), *map(tree_util.GetAttrKey, kwargs)]
-    first_keys = dict(zip(names, firsts, strict=True))
-    flat, treedef = tree_util.tree_flatten_with_path(trees)
-    leaves = [leaf for _, leaf in flat]
-    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    paths = [(first_keys[flat[i][0][0].key], *flat[i][0][1:]) for i in places]
-    result_paths: list[Path] = []
-
-    def call(arrays: Sequence[Any]) -> list[Any]:
-        filled = list(leaves)
-        for i, x in zip(places, arrays, strict=True):
-            filled[i] = x
-        values = [*treedef.unflatten(filled).values()]
-        out = inside(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
-        results = [(path, leaf) for path, leaf in tree_util.tree_flatten_with_path(out)[0] if _is_array(leaf)]
-        before = {*map(id, arrays)}
-        for key, value in zip(firsts, values, strict=True):
-            after = [((key, *path), x) for path, x in tree_util.tree_flatten_with_path(value)[0] if _is_array(x)]
-            if not before.issuperset([id(x) for _, x in after]):  # a step of NNX changes its arguments in place
-                results += after
-        result_paths[:] = [path for path, _ in results]
-        return [leaf for _, leaf in results]
-
     with gc_paused():
-        program = trace(call, [leaves[i] for i in places])
+        traced = trace_of_arrays(inside, args, kwargs)
     load_libraries()
-    return _Program(program, *scan(trees, name="args"), trees, leaves, paths, places, result_paths)
+    return _Program(traced.traced.jaxpr, *scan(traced.trees, name="args"), *traced[1:])
 
 
 def _number(leaf: Any) -> float | None:

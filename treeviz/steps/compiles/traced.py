@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from treeviz.steps.compiles.forecast import called_inside, named_arguments
+from treeviz.steps.compiles.forecast import argument_names, called_inside, named_arguments
 from treeviz.steps.compiles.step_arguments import positions_of
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
@@ -68,8 +68,9 @@ def sown_step(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     with contextlib.suppress(CannotWatch, LibraryMoved):
         found = jitted_step(inside)
     if found is None or found.static_numbers:
-        function = inside.__wrapped__ if found else inside
-        return SownStep(trees, *_of_arrays(function, args, kwargs, numbers=found is None))
+        traced = trace_of_arrays(inside.__wrapped__ if found else inside, args, kwargs)
+        number = {place: i for i, place in enumerate(traced.places)}
+        return SownStep(trees, [number.get(place) for place in range(len(traced.leaves))], traced.traced)
     table, nodes = scan(trees)
     leaves = [nodes[row] for row in np.flatnonzero(table.is_leaf).tolist()]
     return SownStep(trees, *_in_wrapper(found, args, kwargs, leaves))
@@ -87,29 +88,52 @@ def _in_shardings(jitted: Any, args: tuple) -> list[Any]:
     return found
 
 
-def _of_arrays(
-    function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: bool
-) -> tuple[list[int | None], Any]:
-    """Trace a function with its arrays, and maybe `numbers`, as arguments; all other leaves are static."""
-    leaves, treedef = tree_util.tree_flatten((args, dict(kwargs)))
-    is_traced = [
-        (hasattr(x, "shape") and hasattr(x, "dtype")) or (numbers and isinstance(x, complex | float | int))
-        for x in leaves
-    ]
+class TracedArrays(NamedTuple):
+    """A function, traced with the arrays among its arguments; all other leaves are static."""
 
-    def of_arrays(arrays: Sequence[Any]) -> Any:
-        remaining = iter(arrays)
-        args, kwargs = treedef.unflatten(
-            [next(remaining) if its else x for x, its in zip(leaves, is_traced, strict=True)]
-        )
-        out = tree_util.tree_leaves(function(*args, **kwargs))
-        return [x for x in out if isinstance(x, jax.Array)]
+    traced: Any  # JAX's `Traced`, as of a `SownStep`
+    trees: OrderedDict[str, Any]  # the arguments, by name
+    leaves: list[Any]  # of all arguments
+    paths: list[tuple[Any, ...]]  # of the arrays; the first key is the position or name of the argument
+    places: list[int]  # of the arrays, among all leaves
+    result_paths: list[tuple[Any, ...]]  # of the arrays that it returns, and of those that it changes in its arguments
 
-    arrays = [x for x, its in zip(leaves, is_traced, strict=True) if its]
-    places = np.cumsum(is_traced) - 1
-    return [int(i) if its else None for i, its in zip(places, is_traced, strict=True)], trace_sown(
-        jax.jit(of_arrays), (arrays,), {}
-    )
+
+def trace_of_arrays(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedArrays:
+    """Trace a function with its gradients sown, whatever it calls and however it is jitted."""
+    names = [*argument_names(function, len(args)), *kwargs]
+    trees = OrderedDict(zip(names, (*args, *kwargs.values()), strict=True))
+    firsts = [*map(tree_util.SequenceKey, range(len(args))), *map(tree_util.GetAttrKey, kwargs)]
+    first_keys = dict(zip(names, firsts, strict=True))
+    flat, treedef = tree_util.tree_flatten_with_path(trees)
+    leaves = [leaf for _, leaf in flat]
+    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    paths = [(first_keys[flat[i][0][0].key], *flat[i][0][1:]) for i in places]
+    result_paths: list[tuple[Any, ...]] = []
+
+    def call(arrays: Sequence[Any]) -> list[Any]:
+        filled = list(leaves)
+        for i, x in zip(places, arrays, strict=True):
+            filled[i] = x
+        values = [*treedef.unflatten(filled).values()]
+        out = function(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+        results = [(path, leaf) for path, leaf in tree_util.tree_flatten_with_path(out)[0] if _is_array(leaf)]
+        before = {*map(id, arrays)}
+        for key, value in zip(firsts, values, strict=True):
+            after = [((key, *path), x) for path, x in tree_util.tree_flatten_with_path(value)[0] if _is_array(x)]
+            if not before.issuperset([id(x) for _, x in after]):  # a step of NNX changes its arguments in place
+                results += after
+        result_paths[:] = [path for path, _ in results]
+        return [leaf for _, leaf in results]
+
+    traced = trace_sown(jax.jit(call), ([leaves[i] for i in places],), {})
+    return TracedArrays(traced, trees, leaves, paths, places, result_paths)
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray) and x.dtype.kind not in "biufcV":  # such as text, which a plain function may take
+        return False
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
 
 
 def _in_wrapper(

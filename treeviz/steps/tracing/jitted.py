@@ -15,7 +15,7 @@ from jax import tree_util
 
 from treeviz.steps.measure import source_of
 from treeviz.steps.statistics import name_of_tap
-from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing, seeing_gradients
+from treeviz.steps.tracing.jax_private import OPTIONS, jit_info, kept_arguments, now_seeing, seeing_gradients, why_not
 from treeviz.tree.text import guarded, printable, printable_lines, step_name
 
 
@@ -62,9 +62,15 @@ def arguments_read(compiled: Any) -> list[int] | None:
 
 
 def trace_sown(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """JAX's `Traced` of a jitted function, with its gradients and losses sown into the program (see `sow`)."""
+    """JAX's `Traced` of a jitted function, with its gradients and losses sown into the program (see `sow`).
+
+    Raises:
+      ValueError: This release of JAX does not show them.
+    """
     from treeviz.steps.tracing.primitives import sow  # of JAX's extension API
 
+    if why := why_not():
+        raise ValueError(why)
     with seeing_gradients(sow, "treeviz sown"):
         return jitted.trace(*args, **kwargs)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
 from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import NOTHING, PRODUCTS, WHOLE, KnownNumber, Shares, SumsInLoops, Value
-from treeviz.steps.tracing.jax_private import seeing_gradients, why_not
 from treeviz.steps.tracing.primitives import (
     CALLS,
     PMAP,
@@ -23,7 +21,6 @@ from treeviz.steps.tracing.primitives import (
     Sown,
     called_jaxpr,
     open_jaxpr,
-    sow,
     sow_p,
 )
 
@@ -306,20 +303,8 @@ class Followed(NamedTuple):
     results: list[Move]
 
 
-def trace(function: Callable, arrays: Sequence[Any]) -> ClosedJaxpr:
-    """The program of a function of a list of arrays, with its gradients sown.
-
-    Raises:
-      ValueError: This release of JAX does not show them.
-    """
-    if why := why_not():
-        raise ValueError(f"trained: {why}")
-    with seeing_gradients(sow):
-        return jax.make_jaxpr(function)(arrays)
-
-
 def follow(program: ClosedJaxpr, numbers: Mapping[int, float], is_of_first_turn: bool = False) -> Followed:
-    """Follow a program of `trace`.
+    """Follow a program in which gradients are sown.
 
     Args:
       numbers: The values of some scalar arguments, such as the count of an optimizer.
