@@ -17,7 +17,7 @@ from small_disk import Disk
 
 import treeviz as tv
 from treeviz.steps.recording import recorder
-from treeviz.steps.recording.history_file import load
+from treeviz.steps.recording.history_file import Followed, load
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -47,6 +47,8 @@ def test_a_full_disk_leaves_the_inspector_what_it_is_and_is_named_in_its_view(tm
     assert steps_of(inspector) == [0, 1, 2, 3, 4, 5] and inspector.n_dropped == 0
     n_lacking = 6 - len(load(path))
     assert n_lacking > 0 and len(caplog.records) == 1
+    followed = Followed(path)  # as from another terminal, or by a server
+    assert followed.update() == (True, "") and len(followed.history) == 6 - n_lacking
     assert f"{n_lacking} step{'s' * (n_lacking > 1)} not in run.treeviz: No space left on device" in str(inspector)
     assert "not in run.treeviz" in inspector.render()._repr_html_()
     logger = logging.getLogger("treeviz")  # as in a plain script, where Python writes warnings to stderr
@@ -54,6 +56,7 @@ def test_a_full_disk_leaves_the_inspector_what_it_is_and_is_named_in_its_view(tm
     disk.n_left = 1 << 20
     inspector.flush() if n_left else inspector._recorder.close()  # the latter at the end of the program
     assert steps_of(tv.GradientInspector.load(path)) == [0, 1, 2, 3, 4, 5]
+    assert followed.update() == (True, "") and len(followed.history) == 6
     assert "not in" not in str(inspector)
 
 

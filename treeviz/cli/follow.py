@@ -238,7 +238,7 @@ class RunScreen:
             return self._wrong_query
         numbers = self._progress.numbers(is_running=True)
         step, done, rate, total = (numbers.get(name) for name in ("step", "done", "rate", "total"))
-        parts = [] if step is None else [f"step {step:,}" + (f" of {total:,}" if total else "")]
+        parts = [] if step is None else [f"step {step:,}" + (f" of {total:,}" if total and step <= total else "")]
         if rate:
             parts.append(f"{rate:,.1f} steps/s" if rate >= 1 else f"{1 / rate:,.1f} s per step")
             if total and done is not None and done < total:
