@@ -363,12 +363,12 @@ class RunMessages:
 
     def tree_so_far(self, history: History) -> TreeView:
         """Return the tree with all steps so far. The next `append` begins after them."""
-        self._tree = _tree_of(history)
+        before, self._tree = self._tree, _tree_of(history)
         source = self._tree[1]
         if self.state != "running":
             self.begin(source, history)
             self.state, self._reason = "running", ""
-        self._poll_findings(history, now=True)
+        self._poll_findings(history, now=self._tree != before)
         self.progress.count(history.last(source)[0])
         self._sequence += 1
         self._n_steps, self._n_scalars = history.tracks[source, "norm"].n_steps, history.scalars.n_appended

@@ -28,7 +28,7 @@ from treeviz.steps.recording.history_file import Copied, Followed
 from treeviz.views.tree_view import TreeView
 from treeviz.views.widget.backend import Backend, answered, open_paths, read_request
 
-_SHARE = 0.2  # of the time of a process that does nothing else
+_SHARE = 0.3  # of the time of a process that does nothing else
 
 Publish = Callable[[str, Mapping[str, Any], Sequence[bytes]], None]
 """Sends an event to all pages: its kind, its content as JSON, and binary buffers. Called from any thread."""
