@@ -85,7 +85,7 @@ class ActivationRun:
         self.is_dead = self.rng.random((*shape, self.N_UNITS)) < 0.5**n_examples
         self.constant = np.full(shape, self.N_UNITS if n_examples == 1 else 0)
         self.dead_in_other_use: np.ndarray | None = None  # counts, of each leaf
-        self.rows_read = self.rng.integers(300, 400, n_steps)
+        self.rows_read, self.unread = self.rng.integers(300, 400, n_steps), np.arange(600)
         self.grads = np.exp(self.rng.normal(0, 0.1, shape))
 
     def history(self) -> History:
@@ -114,6 +114,8 @@ class ActivationRun:
                     numbers["inputs #2"]["constant"] = self.dead_in_other_use
                 inputs["rows_read"] = np.where(np.arange(n) == 0, self.rows_read[step], -1)
                 n_listed = STATISTICS["dead_at"].n_bins
+                inputs["unread_at"] = np.full((n, n_listed), -1)
+                inputs["unread_at"][0] = np.sort(self.rng.permutation(self.unread)[:n_listed]) + 1
                 listed = [(np.flatnonzero(dead) + 1)[:n_listed].tolist() for dead in self.is_dead[step]]
                 inputs["dead_at"] = np.array([units + [0] * (n_listed - len(units)) for units in listed])
             history.append(step, numbers)

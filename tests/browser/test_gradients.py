@@ -17,7 +17,7 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     def update(params, x, y):
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss_fn)(params, x, y))
 
-    inspector = tv.GradientInspector(name="mlp", heavy_every=10)
+    inspector = tv.GradientInspector(name="mlp", heavy_every=10, activations=True)
     step = inspector.watch(jax.jit(update))
     params = init_mlp_params([1, 8, 8, 1])
     for number in range(40):
@@ -26,6 +26,7 @@ def test_a_run_that_went_wrong_shows_where_and_when(open_page, shots):
     opened(page)
     assert page.locator(".headline").inner_text().split("\n")[2:4] == ["40 steps", "step 39"]
     assert page.locator(".row .bad").first.inner_text() == "NaN/Inf"
+    assert page.get_by_text("in rms").count() and page.get_by_text("out rms").count()
     n = len(inspector.findings)
     page.get_by_text(f"Findings ({n})").click()
     found = page.locator(".finding").first

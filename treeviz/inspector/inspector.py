@@ -169,7 +169,8 @@ class GradientInspector:
         contracts, "zero_share", and how many are zero in all examples ("dead"). "nonfinite" is 1 if there are values
         that are NaN, infinite or beyond 1e19. In the steps of `heavy_every` it is their number, and there are
         "max_abs", the "zero_share" of outputs, the first dead features ("dead_at", counted from 1), how many are the
-        same in all examples ("constant"), and how many rows of an embedding are read ("rows_read").
+        same in all examples ("constant"), how many rows of an embedding are read ("rows_read"), and the first that are
+        not ("unread_at").
 
     Attributes:
       earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.

@@ -603,23 +603,17 @@ def _light_rows(parts: Sequence[ActivationParts]) -> jax.Array:
 def _activation(x, statistics, features, n_rows, is_cpu) -> tuple[dict[str, jax.Array], tuple[jax.Array, ...]]:
     x, words = lax.stop_gradient(x), dict[str, jax.Array]()
     if n_rows is not None:
-        if "rows_read" in statistics:
-            is_read = jnp.zeros(n_rows, jnp.uint32).at[x.reshape(-1)].set(np.uint32(1), mode="drop")
-            words["rows_read"] = jnp.sum(is_read, dtype=jnp.uint32)
-        return words, ()
+        is_read = jnp.zeros(n_rows, jnp.uint32).at[x.reshape(-1)].set(np.uint32(1), mode="drop")
+        return {"rows_read": jnp.sum(is_read, dtype=jnp.uint32), "unread_at": _first_of(is_read == 0)}, ()
     x = as_real(x)
     if features is not None:
         others = tuple(axis for axis in range(x.ndim) if axis not in features)
         is_dead = magnitude(jnp.max(jnp.abs(x), others)) == 0  # a maximum of floats is a fast loop
         words["dead"] = jnp.sum(as_words(is_dead), dtype=jnp.uint32)
-        if "constant" in statistics:
-            words["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
-            if not is_sharded(is_dead):  # of sharded ones `jnp.nonzero` lists none
-                # The order of the contracted axes is that of the weight.
-                is_dead = jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]).reshape(-1)
-                n = STATISTICS["dead_at"].n_bins
-                places = jnp.nonzero(is_dead, size=n, fill_value=-1)[0]
-                words["dead_at"] = places.astype(jnp.uint32) + np.uint32(1)
+        words["constant"] = jnp.sum(as_words(jnp.max(x, others) == jnp.min(x, others)), dtype=jnp.uint32)
+        if not is_sharded(is_dead):  # of sharded ones `jnp.nonzero` lists none
+            # The order of the contracted axes is that of the weight.
+            words["dead_at"] = _first_of(jnp.transpose(is_dead, [sorted(features).index(axis) for axis in features]))
     if not (is_cpu and has_float64_sums() and x.dtype == jnp.float32 and x.size < _N_ROWS * _HALF) or is_sharded(x):
         zeros = jnp.sum(as_words(magnitude(x) == 0), dtype=jnp.uint32)
         whole = _rows_of(_in_rows(x[None]), (x.size,), _has_usual_squares(x.dtype), LIGHT, is_cpu)[0]
@@ -634,6 +628,12 @@ def _activation(x, statistics, features, n_rows, is_cpu) -> tuple[dict[str, jax.
     terms = [("sum", lax.square(_as_float64(finite))), ("max", magnitude(finite)), ("sum", counts)]
     terms = [(operation, lax.reshape(term, (_N_ROWS, x.size // _N_ROWS))) for operation, term in terms]
     return words, tuple(reduced_together(terms, (1,)))
+
+
+def _first_of(mask: jax.Array) -> jax.Array:
+    """The first places, counted from 1, in a row of statistics; then zeros."""
+    places = jnp.nonzero(mask.reshape(-1), size=STATISTICS["dead_at"].n_bins, fill_value=-1)[0]
+    return places.astype(jnp.uint32) + np.uint32(1)
 
 
 def activation_rows(parts: Sequence[ActivationParts], statistics: tuple[str, ...]) -> jax.Array:

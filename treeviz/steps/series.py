@@ -303,6 +303,10 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
 
 
 _FIRST = ("rms", "dead", "zero_share")  # of the columns of activations
+_LISTS = {
+    "dead_at": ("dead features", "which features are zero in all examples"),
+    "unread_at": ("unread rows", "which rows are not read"),
+}
 _HEAVY = {"nonfinite": "; 1 stands for any number, except in the steps of heavy_every"}  # the others are not in others
 
 
@@ -316,15 +320,17 @@ def activation_columns(table: TreeTable, history: History, source: str = "grads"
             statistic, light = column.name.removeprefix(f"{name}_"), _FIRST[: 3 if kind_of(name) == "inputs" else 2]
             more = "" if statistic in light else _HEAVY.get(statistic, "; in the steps of heavy_every")
             columns.append(replace(column, help=column.help + more))
-        if "dead_at" in numbers:
-            lists = [[f"{place - 1}" for place in leaf.tolist() if place > 0] for leaf in numbers["dead_at"]]
-            n_dead = numbers["dead"].tolist()
-            texts = [", ".join(n) + " …" * (many > len(n)) for n, many in zip(lists, n_dead, strict=True)]
+        for key, (title, help) in _LISTS.items():
+            if key not in numbers:
+                continue
+            n = numbers["dead"] if key == "dead_at" else np.array(history.sources[name].sizes) - numbers["rows_read"]
+            lists = [[f"{place - 1}" for place in leaf.tolist() if place > 0] for leaf in numbers[key]]
+            texts = [", ".join(x) + " …" * (0 < len(x) < of) for x, of in zip(lists, n.tolist(), strict=True)]
             levels = [""] * len(table)
             for row, text in zip(table.measured.tolist(), texts, strict=True):
                 levels[row] = text
-            help = f"{name}: which features are zero in all examples"
-            columns.append(Column(f"{name}_dead_features", f"{title_of(name)} dead features", levels, help=help))
+            name_of_column = f"{name}_{title.replace(' ', '_')}"
+            columns.append(Column(name_of_column, f"{title_of(name)} {title}", levels, help=f"{name}: {help}"))
     kinds = [column.name.partition("_")[2] for column in columns]
     order = sorted(range(len(columns)), key=lambda i: _FIRST.index(kinds[i]) if kinds[i] in _FIRST else len(_FIRST))
     return [columns[i] for i in order]

@@ -41,7 +41,7 @@ class Statistic:
       scaled_by: The power of two that multiplies the packed float32: "range" combines those of the range of squares and
         of the leaf, "leaf" is that of the leaf; "" for counts and numbers without a unit.
       joined_by: How the values of the members of a `vmap` are joined: "norm" is the root of the sum of squares, "least"
-        the least value of members with any non-zero leaf, "fewest" the least count.
+        the least value of members with any non-zero leaf, "fewest" the least count, "common" what is in all lists.
     """
 
     name: str  # the key in `History` and in the arguments of `measure`
@@ -49,7 +49,7 @@ class Statistic:
     share: int  # its share of the memory of a source's history, relative to the other statistics
     is_count: bool = False  # whether it is an int64 count, which is summed over time; otherwise it is float64
     scaled_by: Literal["range", "leaf", ""] = ""
-    joined_by: Literal["norm", "max", "mean", "least", "fewest", "sum"] = "sum"
+    joined_by: Literal["norm", "max", "mean", "least", "fewest", "common", "sum"] = "sum"
     title: str = ""  # the title of its column; "" without a column
     rollup: Rollup = "sum"  # how its column combines the values of the leaves of a subtree
     help: str = ""  # the help text of its column
@@ -78,6 +78,12 @@ class Statistic:
             return np.where(np.isinf(least), 0, least)
         if self.joined_by == "fewest":
             return np.min(values, axis=axis)
+        if self.joined_by == "common":
+            lists = np.moveaxis(values, axis, 0)
+            is_common = (lists[0][..., None] == lists[..., None, :]).any(axis=-1).all(axis=0) & (lists[0] > 0)
+            beyond = np.iinfo(lists.dtype).max
+            found = np.sort(np.where(is_common, lists[0], beyond), axis=-1)
+            return np.where(found == beyond, np.minimum(lists.max(axis=0), 0), found)
         return np.where((values < 0).all(axis=axis), -1, np.maximum(values, 0).sum(axis=axis))
 
 
@@ -119,7 +125,8 @@ STATISTICS = {
             help="how many features are the same in all examples",
         ),
         Statistic("rows_read", "", 6, True, joined_by="max", title="rows read", help="how many rows are read"),
-        Statistic("dead_at", "", 6, True, joined_by="max", n_bins=8),  # the first dead features, plus 1; then zeros
+        Statistic("dead_at", "", 6, True, joined_by="common", n_bins=8),  # the first dead features, plus 1; then zeros
+        Statistic("unread_at", "", 6, True, joined_by="common", n_bins=8),  # the first rows not read, likewise
     )
 }  # fmt: skip
 FINITE = "finite_"  # begins the name of a statistic of the finite values alone, in a leaf that has others, too
@@ -238,7 +245,7 @@ LOSSES = "losses of the step"
 
 ACTIVATIONS = "activations of the step"
 """What begins the names of the sources of a measurement with rows of activations, which `decode` makes `ROLES` of."""
-OF_FEATURES = ("dead", "constant", "rows_read", "dead_at")
+OF_FEATURES = ("dead", "constant", "rows_read", "dead_at", "unread_at")
 LIGHT_OF_ACTIVATIONS = ("squares", "nonzeros", "live")
 """The words of a light row of activations, which `unpack_activations` reads; others have a packed row of statistics."""
 _HEAVY_OF_ACTIVATIONS = ("norm", "max_abs", "nonfinite", "zeros", *OF_FEATURES)

@@ -107,6 +107,11 @@ def test_rows_of_an_embedding_that_are_not_read_are_information():
     (found,) = run.findings()
     assert (found.kind, found.path, found.severity) == ("unread", "['embed']", "info")
     assert found.sentence == "Each of 10 inspected steps reads 12 of 1,000 rows of ['embed']."
+    run.unread = np.arange(3, 11)
+    (found,) = run.findings()
+    assert found.sentence.endswith(" rows of ['embed']. Not among them: 3, 4, 5, 6, 7, 8, 9, 10, ….")
+    table = whole_view(run.history(), "run", [found]).table
+    assert find(table, "['embed']")[0]["inputs_unread_rows"] == "3, 4, 5, 6, 7, 8, 9, 10 …"
 
 
 @pytest.mark.parametrize("role", ["inputs", "outputs"])

@@ -8,7 +8,13 @@ from jax import lax
 
 import treeviz as tv
 from treeviz.steps.reduce import activation_parts, activation_rows
-from treeviz.steps.statistics import ACTIVATIONS, LIGHT_OF_ACTIVATIONS, MeasuredTree, unpack_activations
+from treeviz.steps.statistics import (
+    ACTIVATIONS,
+    LIGHT_OF_ACTIVATIONS,
+    STATISTICS,
+    MeasuredTree,
+    unpack_activations,
+)
 from treeviz.steps.tracing.activations import MOST_USES, with_activations
 from treeviz.steps.tracing.jax_private import seeing_gradients
 from treeviz.steps.tracing.primitives import equations, sow, sow_p
@@ -107,6 +113,12 @@ def test_one_value_that_is_not_finite_is_enough_in_a_light_step():
     assert counts == {"nonfinite": [0, 1], "zeros": [0, 32], "dead": [0, 2]}
 
 
+def test_lists_of_several_devices_are_joined_to_what_is_in_all():
+    join = STATISTICS["dead_at"].join_members
+    assert join(np.array([[1, 3, 5, 0], [3, 5, 7, 9]]), 0).tolist() == [3, 5, 0, 0]
+    assert join(np.full((2, 4), -1), 0).tolist() == [-1] * 4  # without features
+
+
 def model(p, ids):
     """The loss, and what goes into each parameter and comes out."""
     x = p["embedding"][ids]
@@ -163,5 +175,7 @@ def test_the_numbers_are_those_of_numpy():
             np.testing.assert_allclose(measured.latest, of_steps, 1e-6, err_msg=f"{tree} {path} {statistic}")
     leaf = history.sources["inputs"].paths.index("['layers']['w'][1]")
     assert history.values("inputs", "dead_at", leaf).latest[-1].tolist()[:3] == [2, 5, 0]  # counted from 1
+    leaf = history.sources["inputs"].paths.index("['embedding']")
+    assert history.values("inputs", "unread_at", leaf).latest[-1].tolist()[:5] == [8, 9, 10, 11, 0]
     titles = str(inspector).splitlines()[1]
     assert "in rms" in titles and "out rms" in titles

@@ -234,9 +234,13 @@ def unread(tree: Searched) -> Iterator[Finding]:
     is_steady = (read == read[-1:]).all(axis=0) & (read[-1] > 0) & (read[-1] < n_rows * (1 - tree.thresholds.unread))
     for leaf in _in_order(tree, is_steady & tree.is_trained) if len(timeline.n) >= RECENT else ():
         n, of = int(read[-1, leaf]), int(n_rows[leaf])
+        lists = [{*rows.tolist()} - {0} for rows in _numbers(tree, "unread_at").latest[:, leaf]]
+        always = sorted(set[int]().union(*lists[:1]).intersection(*lists))
+        which = f" Not among them: {', '.join(f'{row - 1}' for row in always)}{', …' * (len(always) < of - n)}."
         yield tree.finding(
             "unread", leaf, (("rows", n), ("of", of), ("steps", int(timeline.n.sum()))),
-            f"Each of {timeline.n.sum()} inspected steps reads {n:,} of {of:,} rows of {tree.path(leaf)}.",
+            f"Each of {timeline.n.sum()} inspected steps reads {n:,} of {of:,} rows of {tree.path(leaf)}."
+            + which * bool(always),
             "If these are the same rows, the others are never trained: the vocabulary is larger than that of the data, "
             "or there are more positions than are used.",
             [leaf], (of - n) / of / tree.thresholds.unread, Rank.INFORMATION,
