@@ -17,7 +17,7 @@ import pytest
 
 import treeviz
 from treeviz.analysis.details.sections import window
-from treeviz.explorer.explored import window_section
+from treeviz.explorer import window_section
 from treeviz.reader import identifier, read
 from treeviz.tree.files.entries import LoadError, nested
 from treeviz.tree.stored import Stored

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treeviz.analysis.checks.rule import Use as CheckUse
     from treeviz.analysis.checks.rules import Result
     from treeviz.analysis.compare.difference import Differences
-    from treeviz.analysis.overlay.overlaid import Overlaid
+    from treeviz.analysis.overlay import Overlaid
     from treeviz.prepare import AnyColumn
     from treeviz.views.widget.widget import TreeWidget
 
@@ -310,7 +310,7 @@ def explore(
       ValueError: `columns` names a column that the table does not have, or a glob in `stacked` matches no array.
     """
     from treeviz.differ import TreeDiff
-    from treeviz.explorer.explored import Explored, ExploredDiff
+    from treeviz.explorer import Explored, ExploredDiff
     from treeviz.views.widget.widget import TreeWidget
 
     def make_view(tree: Any, trees: Mapping[str, Any]) -> tuple[TreeView, list[Any]]:
@@ -447,7 +447,7 @@ def overlay(
       ValueError: `use` is unknown, or `mesh` is given for a use other than "shardings".
     """
     from treeviz.analysis.compare.aligned import Side
-    from treeviz.analysis.overlay.overlaid import USES, overlaid
+    from treeviz.analysis.overlay import USES, overlaid
 
     if use not in USES:
         raise ValueError(f"overlay: unknown use={use!r}; use one of {', '.join(map(repr, USES))}")

@@ -24,7 +24,7 @@ from treeviz.analysis.compare.merged import (
 from treeviz.analysis.compare.rearranged import mapping_of, with_hints
 from treeviz.analysis.compare.tree_diff import Found, find_differences, with_layers
 from treeviz.analysis.compare.values import ValueDifference
-from treeviz.explorer.explored import DiffView, Leaves
+from treeviz.explorer import DiffView, Leaves
 from treeviz.prepare import scanned
 from treeviz.tree.facts import Column
 from treeviz.tree.layers import Stacked

@@ -118,7 +118,7 @@ def prepare(
         table = _with_statistics(table, nodes, budget, bool(trees))
     names_of_others: tuple[str, ...] = ()
     if trees:
-        from treeviz.analysis.side_by_side.columns import other_tree_columns
+        from treeviz.analysis.side_by_side import other_tree_columns
 
         other_columns = other_tree_columns(table, nodes, trees, stats=stats, is_leaf=is_leaf, budget=budget)
         table = table.with_columns(*other_columns.columns).with_notes(other_columns.notes)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.explorer.explored import ExploredDiff
+from treeviz.explorer import ExploredDiff
 
 pytest.importorskip("anywidget")
 

@@ -15,7 +15,7 @@ from jax import tree_util
 from sample_nodes import Keyed, Layer, OddKey, Registered, WithAux
 from sample_trees import SAMPLES
 
-from treeviz.explorer.explored import WeakTree
+from treeviz.explorer import WeakTree
 from treeviz.tree.paths import dict_key, follow, keys_to, parse_key
 from treeviz.tree.walk import scan
 

@@ -22,7 +22,7 @@ from treeviz.steps.recording.history_file import journal_of, load
 from treeviz.views.tree_view import TreeView
 
 if TYPE_CHECKING:
-    from treeviz.explorer.explored import Explored
+    from treeviz.explorer import Explored
 
 RUN = ".treeviz"
 MOST_ITEMS, _MOST_LEVELS = 10_000, 6
@@ -167,7 +167,7 @@ def _facts_of(path: Any, opened: ServedRun | None) -> dict[str, Any]:
 
 
 def _explored(path: Any) -> Explored:
-    from treeviz.explorer.explored import Explored
+    from treeviz.explorer import Explored
     from treeviz.prepare import prepare
 
     def make_view(tree: Any, trees: Any) -> tuple[TreeView, list[Any]]:

@@ -18,7 +18,7 @@ from jax import tree_util
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.overlay.overlaid import InAxes, OutAxes, Shardings, Use, overlaid
+from treeviz.analysis.overlay import InAxes, OutAxes, Shardings, Use, overlaid
 from treeviz.api import overlay
 from treeviz.explainer.frames import (
     NO_ANSWER,

@@ -15,7 +15,7 @@ from sample_nodes import AdamState, Layer, Registered
 from sample_trees import SAMPLES, deep
 
 import treeviz
-from treeviz.analysis.side_by_side.columns import HOLE, find_structure, other_tree_columns
+from treeviz.analysis.side_by_side import HOLE, find_structure, other_tree_columns
 from treeviz.tree.walk import scan, walk
 
 pytestmark = pytest.mark.oldest_jax

@@ -2,7 +2,7 @@
 
 A section is a dict: its kind, mostly a title, and the fields of the kind. Kinds and their fields:
 "text" (text, tone), "pairs" and "numbers" (pairs), "code" (text), "outline" (lines), "bars" (heights, edges), "grid"
-(columns, cells), "button" (label, operation), and "window", which `treeviz.explorer.explored` adds. Texts are bounded
+(columns, cells), "button" (label, operation), and "window", which `treeviz.explorer` adds. Texts are bounded
 and printable, but not trusted: a page must escape them.
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.facts import is_cut, shape_text, whole_numbers
-from treeviz.analysis.overlay.overlaid import holds_specs, lay_prefix
+from treeviz.analysis.overlay import holds_specs, lay_prefix
 from treeviz.tree.describers import WHOLE, Budget
 from treeviz.tree.facts import KINDS, Column, Facts, Format, Note
 from treeviz.tree.table import TreeTable

@@ -1,1 +1,0 @@
-"""A prefix laid over a tree: which spec each leaf gets."""

@@ -1,1 +1,0 @@
-"""Other trees in the rows of one."""
