@@ -73,6 +73,16 @@ class _Container:
             return list(self.keys)
         return guarded(lambda: sorted(self.keys), lambda _: list(self.keys))
 
+    def rebuilt(self, children: list) -> Any:
+        """An equal node of these children; None if it cannot be made."""
+        if self.is_sequence:
+            return self.type(children)
+        if self.type is dict and len(self.keys) == len(children):
+            by_key = dict(zip(self.keys_in_order, children, strict=True))
+            return {key: by_key[key] for key in self.keys}
+        has_fields = self.fields is not None and len(self.fields) == len(children)
+        return guarded(lambda: self.type(*children), lambda _: None) if has_fields else None
+
 
 class WeakTree:
     """The node or leaf of each row of a table, by weak reference.
@@ -233,7 +243,7 @@ class WeakTree:
                 rebuilt[row_below] = self._node(row_below, {})
                 continue
             children = [rebuilt[child] for child in self._table.children(row_below)]
-            rebuilt[row_below] = _container_from(record, children)
+            rebuilt[row_below] = record.rebuilt(children)
             if rebuilt[row_below] is None:
                 raise ReferenceError(self._freed(row_below))
         return rebuilt[row]
@@ -261,17 +271,6 @@ def _children_of(node: Any) -> list:
     if id(type(node)) in _DICTS:
         return list(node.values())
     return list(node) if id(type(node)) in _CONTAINERS else [child for _, child in one_level(node)[0]]
-
-
-def _container_from(record: _Container, children: list) -> Any:
-    if record.is_sequence:
-        return record.type(children)
-    if record.type is dict and len(record.keys) == len(children):
-        by_key = dict(zip(record.keys_in_order, children, strict=True))
-        return {key: by_key[key] for key in record.keys}
-    if record.fields is not None and len(record.fields) == len(children):
-        return guarded(lambda: record.type(*children), lambda _: None)
-    return None
 
 
 MakeView = Callable[[Any, Mapping[str, Any]], tuple[TreeView, list[Any]]]
@@ -344,7 +343,7 @@ class Explored:
         if not numbers:
             return {"sections": []}, []
         row = numbers[0]
-        kind = self.view.table[row].facts.kind
+        kind, by_page = self.view.table[row].facts.kind, self._by_page
         budget = Budget(is_cancelled)
         # A list, tuple or dict needs no search: its only detail is its referrers.
         if operation == "detail" and KINDS[kind].is_self_evident:
@@ -357,16 +356,10 @@ class Explored:
         match operation:
             case "detail":
                 has_stats = "rms" in self.view.table.columns
-                parts = chain(
-                    [
-                        lambda: _device_section(self.view.table, row),
-                        lambda: window_section(node, by_page=self._by_page),
-                    ],
-                    detail_parts(node, kind, budget, stats=not has_stats),
-                    [lambda: buttons(kind)],
-                )
+                first = [lambda: _device_section(self.view.table, row), lambda: window_section(node, by_page=by_page)]
+                parts = chain(first, detail_parts(node, kind, budget, stats=not has_stats), [lambda: buttons(kind)])
             case "slice":
-                parts = [lambda: window_section(node, numbers[1:3], numbers[3:], by_page=self._by_page)]
+                parts = [lambda: window_section(node, numbers[1:3], numbers[3:], by_page=by_page)]
             case "statistics":
                 parts = [lambda: statistics(node, most_elements=MOST_STORED)]
             case "treescope":

@@ -99,8 +99,7 @@ class _Walk:
             path, spec, row, node = stack.pop()
             doing = "flattening"
             try:
-                opener = None if self._is_leaf(spec) else self._opener(spec)
-                opened = None if opener is None else opener(spec)
+                opened = None if self._is_leaf(spec) else self._opener(spec)
                 doing = "comparing"
                 below = None if opened is None else self._children(path, spec, opened, row, node)
             except KeyboardInterrupt:
@@ -125,8 +124,7 @@ class _Walk:
         rows = [row] * is_box + children_of(self._end, row)
         if _is_same_level(spec, node) and len(rows) == len(opened.children):
             return self._below(path, spec, opened, rows, node)
-        opener = self._opener(node)
-        opened_node = None if opener is None or (self._side.table.is_leaf[row] and not is_box) else opener(node)
+        opened_node = None if self._side.table.is_leaf[row] and not is_box else self._opener(node)
         differs = compare_types(spec, node, opened_node)
         if differs is not None or opened_node is None:
             self._add(row, path, differs or ("leaf", describe_value(spec, opened), describe_value(node, None), ""))
@@ -145,16 +143,13 @@ class _Walk:
         waiting, found = iter([*rows, NONE]), []
         row = next(waiting)
         for child in children:
-            is_shown = row != NONE and self._has_row_of(child, self._side.nodes[row])
+            node = None if row == NONE else self._side.nodes[row]  # of the child, or of what is in it, a box
+            opened = None if row == NONE or child is node else self._opener(child)
+            inside = [child] if opened is None else opened.children
+            is_shown = row != NONE and len(inside) == 1 and inside[0] is node
             found.append(row if is_shown else NONE)
             row = next(waiting) if is_shown else row
         return found if row == NONE else rows
-
-    def _has_row_of(self, child: Any, node: Any) -> bool:
-        """Whether a row that shows `node` stands for this child or for a box around it."""
-        opener = self._opener(child)
-        inside = [] if opener is None or child is node else opener(child).children
-        return child is node or (len(inside) == 1 and inside[0] is node)
 
     def _below(self, path: Path, spec: Any, opened: Opened, rows: list[int], node: Any) -> list[_Pair]:
         """The children by position. Leaves are recorded immediately and not returned."""
@@ -167,7 +162,7 @@ class _Walk:
                 continue
             below = self._side.nodes[row]
             if self._is_leaf_row[row]:
-                boxes = boxes or self._opener(node)(node).children  # type: ignore[misc]
+                boxes = boxes or self._opener(node).children  # type: ignore[union-attr]
                 below = boxes[i]
             nodes.append(((path, spec, key), child, row, below))
         return nodes
@@ -196,8 +191,8 @@ class _Walk:
 
     def _describe(self, row: int) -> str:
         node = self._side.nodes[row]
-        describe = lambda: describe_value(node, opener(node) if (opener := self._opener(node)) else None)  # noqa: E731
-        return guarded(describe, lambda error: f"a node that raised {error_text(error)}")
+        failed = lambda error: f"a node that raised {error_text(error)}"  # noqa: E731
+        return guarded(lambda: describe_value(node, self._opener(node)), failed)
 
 
 def _is_same_level(spec: Any, node: Any) -> bool:
@@ -278,6 +273,21 @@ class Use:
         raise NotImplementedError
 
 
+class Misfits(NamedTuple):
+    """The specs of a tree, and where they do not fit."""
+
+    found: list[tuple[int, Difference]]  # by row
+    given: list[Given]
+    specs: list[Any]  # the distinct ones
+    codes: list[int]  # the index in `specs` for each of `given`
+    spec_of_row: np.ndarray  # int[n]: likewise, for each row; `len(specs)` without a spec
+    judged: Judged
+
+    @property
+    def differences(self) -> Differences:
+        return Differences(difference for _, difference in sorted(self.found, key=lambda pair: pair[0]))
+
+
 class Overlaid(NamedTuple):
     table: TreeTable
     shown: tuple[str, ...]
@@ -285,8 +295,8 @@ class Overlaid(NamedTuple):
 
 
 @gc_paused()
-def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
-    """Align a prefix with a tree; see `treeviz.overlay`. Linear in the rows."""
+def find_misfits(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Misfits:
+    """Align a prefix with a tree; linear in the rows."""
 
     def is_spec(node: Any) -> bool:
         return (use.none_is_spec and node is None) or bool(is_leaf and is_leaf(node))
@@ -316,6 +326,14 @@ def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] |
     judged = use.judge(table, Pairs(rows, pair_codes.reshape(-1), pairs))
     for row, finding in judged.findings:
         add(row, table[row].keystr, finding)
+    return Misfits(found, given, specs, codes, spec_of_row, judged)
+
+
+@gc_paused()
+def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
+    """See `treeviz.overlay`."""
+    misfits, table = find_misfits(prefix, side, use, is_leaf), side.table
+    found, given, specs, codes, spec_of_row, judged = misfits
     notes: dict[int, tuple[Note, ...]] = {}
     for row, difference in found:
         text = str(difference) if difference.kind == "missing" else difference.note  # the row is that of its parent
@@ -325,9 +343,14 @@ def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] |
     unused = np.flatnonzero(n_before[spec_rows] == n_before[table.end[spec_rows]]).tolist()
     for_no_leaf = {given[i].row: (Note("info", f"the spec {own_texts[i]} is for no leaf"),) for i in unused}
     column = spec_column(table, given, own_texts, use.name, use.name)
-    table = _with_spec_codes(table, spec_of_row).with_columns(column, *judged.columns)
+    # Fact codes differ where the specs differ, so that views do not collapse those rows.
+    n_facts = len(table.facts)
+    distinct, fact_codes = np.unique(spec_of_row * n_facts + table.fact_codes, return_inverse=True)
+    facts = tuple([table.facts[key % n_facts] for key in distinct.tolist()])
+    table = replace(table, facts=facts, fact_codes=fact_codes.reshape(-1).astype(np.int32))
+    table = table.with_columns(column, *judged.columns)
     table = table.with_notes(notes).with_notes(for_no_leaf).with_notes(judged.notes)
-    differences = Differences(difference for _, difference in sorted(found, key=lambda pair: pair[0]))
+    differences = misfits.differences
     kinds = Counter(difference.kind for difference in differences)
     counts = ", ".join(f"{kinds[kind]:,} {_word(kind)}" for kind in MEANINGS if kinds[kind])
     total = f"{counted(len(differences), 'mismatch', 'mismatches')}: {counts}" if differences else "no mismatch"
@@ -391,14 +414,6 @@ def no_array(facts: Facts) -> str:
         mask = " with a mask" if facts.text == MASKED else ""
         return f"{facts.type} of {facts.dtype}{mask}, which JAX does not accept"
     return f"{facts.type}, which is not an array"
-
-
-def _with_spec_codes(table: TreeTable, spec_of_row: np.ndarray) -> TreeTable:
-    """The same rows, with fact codes that differ where the specs differ, so that views do not collapse those rows."""
-    n_facts = len(table.facts)
-    distinct, codes = np.unique(spec_of_row * n_facts + table.fact_codes, return_inverse=True)
-    facts = tuple([table.facts[key % n_facts] for key in distinct.tolist()])
-    return replace(table, facts=facts, fact_codes=codes.reshape(-1).astype(np.int32))
 
 
 def _word(kind: str) -> str:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 from jax import tree_util
 
+from treeviz import integrations
 from treeviz.analysis.compare.aligned import Side
 from treeviz.analysis.compare.difference import Difference, Differences
 from treeviz.analysis.compare.map_mismatch import map_mismatches
-from treeviz.analysis.overlay import InAxes, OutAxes, Shardings, Use, overlaid
-from treeviz.api import overlay
+from treeviz.analysis.overlay import InAxes, OutAxes, Shardings, Use, find_misfits
 from treeviz.explainer.frames import (
     NO_ANSWER,
     Answer,
@@ -35,12 +35,12 @@ from treeviz.explainer.frames import (
     names_of,
     refused,
 )
-from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import JitType, LeafType, compare_places, compare_types, is_committed, jit_type
+from treeviz.tree.annotations import with_named_axes
 from treeviz.tree.keys import keystr
 from treeviz.tree.leaves import describe_sharding
 from treeviz.tree.text import counted, guarded, is_any, value_text
-from treeviz.tree.walk import walk
+from treeviz.tree.walk import scan, walk
 
 # Specs that do not match their trees: `vmap`, `pmap`, `shard_map`, shardings and placement.
 
@@ -75,19 +75,21 @@ class _AxesOfArguments(InAxes):
     align = Use.align
 
 
-def _spec_differences(use: Use, names: Sequence[str], specs: Iterable[Any], trees: Iterable[Any]) -> Differences:
-    """The differences between trees and their specs, one spec per named tree."""
-    side = Side(*scanned(_NamedChildren(names, trees), None, "tree"))
-    return overlaid(_NamedChildren(names, specs), side, use, None).differences
+def _spec_differences(use: Use, specs: Any, tree: Any, names: Sequence[str] = ()) -> Differences:
+    """The differences between a tree and its specs; with names, between named trees and one spec for each."""
+    integrations.load()
+    table, nodes = scan(_NamedChildren(names, tree) if names else tree)
+    side = Side(with_named_axes(table, nodes), nodes)
+    return find_misfits(_NamedChildren(names, specs) if names else specs, side, use, None).differences
 
 
 def explain_vmap(frame_vars: Variables, calls: Calls) -> Answer:
     args, kwargs, in_axes = frame_vars["args"], frame_vars["kwargs"], frame_vars["in_axes"]
-    differences = overlay(in_axes, args, use="in_axes").differences
+    differences = _spec_differences(InAxes(), in_axes, args)
     if not differences and kwargs:  # vmap maps keyword arguments along axis 0
         names = [*(f"[{i}]" for i in range(len(args))), "kwargs"]
         specs = [*(in_axes if is_any(type(in_axes), (tuple, list)) else [in_axes] * len(args)), 0]
-        misfits = _spec_differences(_AxesOfArguments(), names, specs, [*args, kwargs])
+        misfits = _spec_differences(_AxesOfArguments(), specs, [*args, kwargs], names)
         differences = Differences(misfit for misfit in misfits if misfit.kind in ("size", "axis"))
     return "in_axes does not fit the arguments", differences
 
@@ -100,7 +102,7 @@ def explain_vmap_result(frame_vars: Variables, calls: Calls) -> Answer:
     if lines := refused(zip((f"result{path}" for path in names), outs, strict=True)):
         return "vmap returns only arrays and numbers", lines
     avals = [jax.ShapeDtypeStruct(out.shape, out.dtype) if hasattr(out, "shape") else out for out in outs]
-    return "out_axes does not fit the result", _spec_differences(OutAxes(), names, frame_vars["out_dim_dests"], avals)
+    return "out_axes does not fit the result", _spec_differences(OutAxes(), frame_vars["out_dim_dests"], avals, names)
 
 
 def explain_prefix(frame_vars: Variables, calls: Calls) -> Answer:
@@ -139,10 +141,10 @@ def explain_shardings(frame_vars: Variables, calls: Calls) -> Answer:
     args = tuple(arg for i, arg in enumerate(args) if i not in {n % len(args) for n in static})
     title = "in_shardings does not fit the arguments"
     if type(specs) is not tuple:
-        differences = overlay((specs,), args, use="shardings").differences
+        differences = _spec_differences(Shardings(), (specs,), args)
         hint = "" if differences else ": put it into a tuple, in_shardings=(…,)"
         return title, [f"the root: it must be a tuple with one spec for each argument{hint}"]
-    return title, _argument_differences(specs, args, "shardings")
+    return title, _argument_differences(specs, args, Shardings())
 
 
 def _with_none(specs: Any) -> Any:
@@ -154,10 +156,10 @@ def _with_none(specs: Any) -> Any:
     return None if type(specs).__name__ == "UnspecifiedValue" else specs
 
 
-def _argument_differences(specs: Any, args: tuple, use: Any, mesh: Any = None) -> list[Any]:
+def _argument_differences(specs: Any, args: tuple, use: Use) -> list[Any]:
     """The differences between specs and arguments, including missing and surplus specs."""
     if type(specs) is not tuple:
-        return overlay(specs, args, use=use, mesh=mesh).differences
+        return _spec_differences(use, specs, args)
     n = min(len(specs), len(args))
     surplus = [f"[{i}]: {value_text(spec, 60)}: a spec without an argument" for i, spec in enumerate(specs[n:], n)]
     missing = [
@@ -165,7 +167,7 @@ def _argument_differences(specs: Any, args: tuple, use: Any, mesh: Any = None) -
         for i, arg in enumerate(args[n:], n)
         for path, leaf in leaves_of(arg, f"[{i}]")
     ]
-    return [*overlay(specs[:n], args[:n], use=use, mesh=mesh).differences, *surplus, *missing]
+    return [*_spec_differences(use, specs[:n], args[:n]), *surplus, *missing]
 
 
 def explain_divisibility(frame_vars: Variables, calls: Calls) -> Answer:
@@ -178,7 +180,7 @@ def explain_divisibility(frame_vars: Variables, calls: Calls) -> Answer:
         specs, avals = outer.variables["device_flat"], outer.variables["x_avals"]
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     specs = [spec if isinstance(spec, jax.sharding.Sharding) else None for spec in specs]
-    return "shardings do not fit the arrays", _spec_differences(Shardings(), [*map(str, names)], specs, avals)
+    return "shardings do not fit the arrays", _spec_differences(Shardings(), specs, avals, [*map(str, names)])
 
 
 def _is_shard_map(call: Call) -> bool:
@@ -189,13 +191,14 @@ def explain_wrapper(frame_vars: Variables, calls: Calls) -> Answer:
     """`shard_map` and `pmap`, which have flattened their trees before the error is raised."""
     args = frame_vars["args"]
     if _is_shard_map(calls[0]):
-        return _explain_arguments("shard_map", "in_specs", frame_vars["in_specs"], args, frame_vars["mesh"])
+        use = Shardings(frame_vars["mesh"])
+        return _explain_arguments("shard_map", "in_specs", frame_vars["in_specs"], args, use)
     infer = frame_vars["infer_params"]
     closure = dict(zip(infer.__code__.co_freevars, infer.__closure__, strict=True))
     if frame_vars["kwargs"] or closure["static_broadcasted_tuple"].cell_contents:
         return NO_ANSWER
     in_axes = closure["in_axes"].cell_contents
-    title, differences = _explain_arguments("pmap", "in_axes", in_axes, args)
+    title, differences = _explain_arguments("pmap", "in_axes", in_axes, args, InAxes())
     if differences:
         return title, differences
     n = len(closure["devices"].cell_contents or jax.local_devices())
@@ -206,11 +209,10 @@ def explain_wrapper(frame_vars: Variables, calls: Calls) -> Answer:
     ]
 
 
-def _explain_arguments(function: str, name: str, specs: Any, args: Any, mesh: Any = None) -> Answer:
+def _explain_arguments(function: str, name: str, specs: Any, args: Any, use: Use) -> Answer:
     if lines := refused(leaves_of(args)):
         return f"{function} accepts only arrays and numbers", lines
-    use = "shardings" if name == "in_specs" else name
-    return f"{name} does not fit the arguments", _argument_differences(specs, args, use, mesh)
+    return f"{name} does not fit the arguments", _argument_differences(specs, args, use)
 
 
 def explain_out_specs(frame_vars: Variables, calls: Calls) -> Answer:
@@ -218,7 +220,7 @@ def explain_out_specs(frame_vars: Variables, calls: Calls) -> Answer:
     outer_vars = next(filter(_is_shard_map, calls)).variables
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in frame_vars["avals"]]
     names = [path or "the result" for path in paths(outer_vars["out_tree"])]
-    differences = _spec_differences(Shardings(outer_vars["mesh"]), names, frame_vars["specs"], avals)
+    differences = _spec_differences(Shardings(outer_vars["mesh"]), frame_vars["specs"], avals, names)
     return "out_specs does not fit the result", differences
 
 
@@ -309,20 +311,17 @@ def explain_cond_fun(frame_vars: Variables, calls: Calls) -> Answer:
     fix = "reduce it, as by .all() or .any()" if aval.shape else "compare it, as by != 0"
     carry = next(call for call in calls[1:] if call.function == "while_loop").variables
     names = leaves_of(carry["init_val_flat"].unflatten() if "init_val_flat" in carry else carry["init_val"])
-    sources = [names[i] for i in _used_inputs(closed.jaxpr) if closed.jaxpr.invars[i].aval.shape == aval.shape != ()]
-    return title, [
-        f"the result: {aval.str_short()}: {fix}",
-        *(f"it is made of the carry{name}: {describe_value(leaf)}" for name, leaf in sources),
-    ]
-
-
-def _used_inputs(jaxpr: Any) -> list[int]:
-    """The positions of the inputs that the results of a program depend on."""
+    jaxpr = closed.jaxpr
     needed = set(map(id, jaxpr.outvars))
     for eqn in reversed(jaxpr.eqns):
         if any(id(var) in needed for var in eqn.outvars):
             needed.update(map(id, eqn.invars))
-    return [i for i, var in enumerate(jaxpr.invars) if id(var) in needed]
+    inputs = zip(names, jaxpr.invars, strict=False)
+    sources = [name for name, var in inputs if id(var) in needed and var.aval.shape == aval.shape != ()]
+    return title, [
+        f"the result: {aval.str_short()}: {fix}",
+        *(f"it is made of the carry{name}: {describe_value(leaf)}" for name, leaf in sources),
+    ]
 
 
 def explain_scanned(frame_vars: Variables, calls: Calls) -> Answer:

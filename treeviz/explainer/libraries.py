@@ -275,8 +275,8 @@ class _NodePaths:
 
 
 def _text(node: Any) -> str:
-    opener = Openers()(node)
-    return describe_value(node) if opener is None else node_text(node, opener(node))
+    opened = Openers()(node)
+    return describe_value(node) if opened is None else node_text(node, opened)
 
 
 # Linen: a variable has a different shape than its layer creates, or is missing.

@@ -228,11 +228,9 @@ def explain_hashes(error: BaseException) -> Answer:
     message = error.args[0] if isinstance(error, ValueError) and error.args else None
     if type(message) is str and "on-hashable" in message and _STATIC in message:
         load_libraries()  # which describe the static data of their nodes
-        return "a static argument of jit must have a hash", [
-            f"{name}{path}: {_with_remedy(value)}"
-            for name, argument in _static_arguments(error)
-            for path, value in _without_hash(argument)
-        ]
+        arguments = [(name, part) for name, argument in _static_arguments(error) for part in _without_hash(argument)]
+        lines = [f"{name}{path}: {_with_remedy(value)}" for name, (path, value) in arguments]
+        return "a static argument of jit must have a hash", lines
     if type(message) is str and _METADATA in message:
         lines = {
             f"{name}{finding.path}: {finding.sentence}"

@@ -438,17 +438,11 @@ class RunMessages:
         self._search.spent(self._cpu_clock() - before)
         source = main_source(history)
         leaves = table_of_source(history, source, history.tree).measured.tolist()
-        self._marks = [
-            [
-                0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf],
-                position_of(finding, history),
-                finding.kind,
-                f"{finding.sentence} {finding.advice}"[:1000],
-                finding.severity,
-            ]
-            for finding in self._findings
-            if finding.source == source or is_of_step(finding)
-        ][:MOST_FINDINGS]
+        self._marks = []
+        for finding in [x for x in self._findings if x.source == source or is_of_step(x)][:MOST_FINDINGS]:
+            row = 0 if finding.leaf < 0 or is_of_step(finding) else leaves[finding.leaf]
+            text = f"{finding.sentence} {finding.advice}"[:1000]
+            self._marks.append([row, position_of(finding, history), finding.kind, text, finding.severity])
         return self._marks != marks
 
     def _new_curves(self, history: History) -> dict[str, list] | None:
@@ -506,15 +500,9 @@ class LivePanel:
         self._reading = recorder.reading
         self._clock, self._cpu_clock = clock, cpu_clock
         self._throttle = Throttle(share=share, clock=clock)
-        self._messages = RunMessages(
-            self._recorder,
-            thresholds=inspector.thresholds,
-            total=total,
-            clock=clock,
-            cpu_clock=cpu_clock,
-            first_called=self._first_called,
-            share=share,
-        )
+        settings: dict[str, Any] = {"total": total, "clock": clock, "cpu_clock": cpu_clock, "share": share}
+        settings |= {"thresholds": inspector.thresholds, "first_called": self._first_called}
+        self._messages = RunMessages(self._recorder, **settings)
         self._calls = inspector._runs.calls()  # before the run
         self._progress = self._messages.progress
         self.backend = LiveBackend(self._inspector, self, waiting_view(inspector.name))

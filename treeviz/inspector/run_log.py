@@ -79,18 +79,11 @@ class _TensorBoard(Logger):
             if math.isfinite(value) or "/" not in name:  # tensorboardX warns once per non-finite value
                 self._target.add_scalar(name, value, step)
         for name, counts in histograms.items():
-            exponents = np.arange(first, first + len(counts)) + 0.5
-            self._target.add_histogram_raw(
-                name,
-                min=first,
-                max=first + len(counts),
-                num=int(counts.sum()),
-                sum=float(exponents @ counts),
-                sum_squares=float(exponents**2 @ counts),
-                bucket_limits=(exponents + 0.5).tolist(),
-                bucket_counts=counts.tolist(),
-                global_step=step,
-            )
+            x = np.arange(first, first + len(counts)) + 0.5
+            sums = {"num": int(counts.sum()), "sum": float(x @ counts), "sum_squares": float(x**2 @ counts)}
+            buckets = {"bucket_limits": (x + 0.5).tolist(), "bucket_counts": counts.tolist()}
+            ends = {"min": first, "max": first + len(counts)}
+            self._target.add_histogram_raw(name, **ends, **sums, **buckets, global_step=step)
 
     def log_finding(self, finding: Finding) -> None:
         self._target.add_text("findings", str(finding), finding.first)

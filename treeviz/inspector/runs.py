@@ -133,6 +133,7 @@ class Runs:
     def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
         self.earlier: list[History] = []  # of the last runs before this one
         self._recorder, self._inputs, self._settings = recorder, inputs, settings
+        self._every = [n for n in (settings["every"], settings["heavy_every"]) if n]
         self.sampled = SampledParams(recorder.put, thresholds)  # those that are not recorded yet
         self._steps: dict[tuple, list[_Step]] = {}
         self.count_from(0)
@@ -168,7 +169,7 @@ class Runs:
 
     def last_called(self, source: str, newest: int) -> int:
         """The number of the last called step, for a source whose last inspected step is `newest`."""
-        watched, every = self._watched_of(source), self._all_every()
+        watched, every = self._watched_of(source), self._every
         n_called = 0 if watched is None else watched.newest + 1
         n_inspected = n_called - min((n_called - 1) % n for n in every)
         return n_called - 1 if n_called and newest + 1 == n_inspected else newest
@@ -179,7 +180,7 @@ class Runs:
 
     def first_called(self, source: str, first: int, before: Mapping[Watched, int]) -> int:
         """The number of the first step called after `before`; `first` is the source's first inspected step."""
-        watched, every = self._watched_of(source), self._all_every()
+        watched, every = self._watched_of(source), self._every
         called = first if watched is None else before.get(watched, self.first - 1) + 1
         is_of_calls = first - min(every, default=0) < called <= first and any(first % n == 0 for n in every)
         return called if is_of_calls else first
@@ -187,9 +188,6 @@ class Runs:
     def _watched_of(self, source: str) -> Watched | None:
         steps = [step for step in self._all() if step.is_measured and section_of(source)[0].endswith(step.suffix or "")]
         return max(steps, key=lambda step: len(step.suffix or "")).watched() if steps else None
-
-    def _all_every(self) -> list[int]:
-        return [n for n in (self._settings["every"], self._settings["heavy_every"]) if n]
 
     @property
     def newest_step(self) -> int:
@@ -221,11 +219,9 @@ class Runs:
         """What is not measured, and why; which of several runs or trees is shown; damage in a loaded file."""
         self._wait_compared()
         history = self._recorder.history
-        notes = [
-            note if len([*self]) == 1 or note.startswith("`") else f"`{step_name(step)}`: {note}"
-            for step in self
-            for note in step.notes
-        ]
+        notes, is_alone = list[str](), len([*self]) == 1
+        for step in self:
+            notes += [x if is_alone or x.startswith("`") else f"`{step_name(step)}`: {x}" for x in step.notes]
         if self.earlier:
             notes.append("A redefined step started this run; inspector.render(run=-1) shows the previous one.")
         return list(dict.fromkeys([*notes, *tree_notes(history), *filter(None, [history.damage])]))

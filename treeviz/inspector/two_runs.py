@@ -64,11 +64,8 @@ def compare_runs(first: History, other: History, names: tuple[str, str], tree: s
     is_equal = is_equal and all(bool((np.isnan(line.values) | (line.values == 1)).all()) for line in series)
     lines = _lines(table, partings, common)
     table = table.with_columns(*size_columns(table))
-    table = table.with_headline(
-        *["the two runs are equal"] * is_equal,
-        *headline(table),
-        *(lines[:1] if is_equal else [*lines, *left_out, *of_scalars]),
-    )
+    about = lines[:1] if is_equal else [*lines, *left_out, *of_scalars]
+    table = table.with_headline(*["the two runs are equal"] * is_equal, *headline(table), *about)
     return TwoRuns(TreeView(table, table.chosen(["elements"]), series=series, scalars=scalars), parting, is_equal)
 
 

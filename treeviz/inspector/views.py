@@ -72,9 +72,8 @@ def whole_view(
     table = table_of_source(history, source, name)
     _, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})
-    measured = (norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others)
-    measured = (*measured, *activation_columns(table, history, source))
-    measured = (*measured, *_trained_column(table, history.sources[source]))
+    measured = [norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others]
+    measured += [*activation_columns(table, history, source), *_trained_column(table, history.sources[source])]
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
     if findings and findings[0].severity == "info":
@@ -83,21 +82,11 @@ def whole_view(
     numbering = recorded.numbering
     steps = numbering.count_text(int(recorded.n.sum())), numbering.text(recorded.ends[-1])
     trees = trees_in(history)
-    tree_label = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
-    section_label = [f"another tree{section}" for section in section_of(source)[1:] if section]
-    table = table.with_headline(
-        *headline(table),
-        *_run(history),
-        *steps,
-        *newest_scalars(history),
-        *_trained(history.sources[source]),
-        *tree_label,
-        *section_label,
-        *["norms joined over vmapped members"] * _is_joined(history, source),
-        summary,
-        *map(visible, notes),
-        *diagnosis(findings, keeps_inputs),
-    )
+    labels = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
+    labels += [f"another tree{section}" for section in section_of(source)[1:] if section]
+    labels += ["norms joined over vmapped members"] * _is_joined(history, source)
+    texts = [*_run(history), *steps, *newest_scalars(history), *_trained(history.sources[source]), *labels, summary]
+    table = table.with_headline(*headline(table), *texts, *map(visible, notes), *diagnosis(findings, keeps_inputs))
     series = gradient_series(history, table, source, findings)
     histograms = gradient_histograms(history, table, source)
     columns = [*(column.name for column in measured), "elements"]
@@ -175,12 +164,13 @@ def tree_notes(history: History) -> list[str]:
     shown = section_of(main_source(history))[0] if trees else ""
     other_trees = [tree for tree in trees if tree != shown]
     more = f" and {len(other_trees) - MOST_PRINTED} more" if len(other_trees) > MOST_PRINTED else ""
-    tree_list = [
-        f"{len(trees)} trees are measured. {shown!r} is shown first; inspector.render(name) shows another: "
-        f"{', '.join(map(repr, other_trees[:MOST_PRINTED]))}{more}."
-    ]
     joined = [tree for tree, names in trees.items() if _is_joined(history, names[-1])]
-    notes = tree_list[: len(other_trees)]
+    notes = []
+    if other_trees:
+        notes.append(
+            f"{len(trees)} trees are measured. {shown!r} is shown first; inspector.render(name) shows another: "
+            f"{', '.join(map(repr, other_trees[:MOST_PRINTED]))}{more}."
+        )
     if joined:
         notes.append(
             f"{', '.join(joined[:MOST_PRINTED])}: norms are joined over the members of a vmap. "

@@ -130,11 +130,9 @@ class Headers:
         return _context(self._folder, self._manifest)
 
     def _kvstore(self) -> dict[str, Any]:
-        files = getattr(self._folder, "tensorstore", self._local)()
+        local = lambda: {"driver": "file", "path": f"{self._folder.absolute()}/"}  # noqa: E731
+        files = getattr(self._folder, "tensorstore", local)()
         return {"driver": "ocdbt", "base": files} if self.has_database else files
-
-    def _local(self) -> dict[str, Any]:
-        return {"driver": "file", "path": f"{self._folder.absolute()}/"}
 
     def opened(self, header: str, stored: Stored) -> Any:
         """Opens the array in TensorStore."""
@@ -523,7 +521,10 @@ def _read_tree(folder: Path) -> Any:
     if not headers.has_database and any(folder.glob("ocdbt.process_*/manifest.ocdbt")):  # not merged yet
         raise _unfinished(folder)
     if (folder / "_METADATA").is_file():
-        keys = _random_keys(folder)  # first, since reading them needs memory
+        keys: dict[str, str] = {}  # first, since reading them needs memory
+        for path in sorted(folder.glob("array_metadatas/process_*"), key=str)[:1]:  # the others say the same
+            with naming(path):
+                keys = dict(random_keys_of(read_bounded(path, _MOST_JSON)))
         with naming(folder / "_METADATA") as path:
             text = [read_bounded(path, _MOST_JSON)]  # popped, so that it can be freed
             others: dict[str, Any] = {}
@@ -540,7 +541,7 @@ def _read_tree(folder: Path) -> Any:
                 arrays.setdefault(".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path), leaf)
         for name, text in keys.items():
             if name in arrays:
-                arrays[name] = replace(arrays[name], text=text)
+                arrays[name] = replace(arrays[name], text=f"the data of a PRNG key, {visible(text, 50)}")
         for name, saved in _saved(folder):
             if type(array := arrays.get(name)) is Stored:
                 array.saved = saved
@@ -555,16 +556,6 @@ def _read_tree(folder: Path) -> Any:
     tree = nested(headers.read(headers.names()))
     is_array = tree.keys() == {"checkpoint"} and not headers.has_database  # of releases without _METADATA
     return _array_of(tree) if is_array else tree
-
-
-def _random_keys(folder: Path) -> dict[str, str]:
-    """A text for each array that was a PRNG key, by name."""
-    texts: dict[str, str] = {}
-    for path in sorted(folder.glob("array_metadatas/process_*"), key=str)[:1]:  # the others say the same
-        with naming(path):
-            for name, kind in random_keys_of(read_bounded(path, _MOST_JSON)):
-                texts[name] = f"the data of a PRNG key, {visible(kind, 50)}"
-    return texts
 
 
 def _saved(folder: Path) -> Iterator[tuple[str, Saved]]:
@@ -586,10 +577,8 @@ def _sharding_of(text: str) -> Saved | None:
             return Saved(device=visible(about["device_str"]))
         if about["sharding_type"] != "NamedSharding" or len(about["shape"]) != len(about["axis_names"]):
             return None
-        axes = [
-            None if axis is None else axis if type(axis) is str else tuple(map(str, axis))
-            for axis in about["partition_spec"]
-        ]
+        spec = about["partition_spec"]
+        axes = [axis if axis is None or type(axis) is str else tuple(map(str, axis)) for axis in spec]
         mesh = tuple(zip(map(visible, about["axis_names"]), map(operator.index, about["shape"]), strict=True))
         memory = "pinned_host" if about.get("memory_kind") == "pinned_host" else ""
         return Saved(tuple(axes), mesh, memory=memory) if all(n > 0 for _, n in mesh) else None

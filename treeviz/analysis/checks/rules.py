@@ -966,9 +966,14 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
         if is_noted or (is_of_library and checked.use == "any") or not _is_unhashable(value):
             continue
         level = "info" if is_of_library or checked.use == "any" else None
-        problem = f"the static field {name} is a {class_name(type(value))}, which cannot be hashed"
-        owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
-        fix = _hashable_fix(f"{owner[0]}.{name}", value, owner[1])
+        cls, kind = type(value), class_name(type(value))
+        problem = f"the static field {name} is a {kind}, which cannot be hashed"
+        place, owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
+        fix = ""
+        if has_base(cls, list, set, dict):
+            fix = f"{place}.{name} = tuple({place}.{name}{'.items()' * has_base(cls, dict)})  # in {owner}"
+        elif guarded(lambda cls=cls: is_dataclass(cls) and cls.__hash__ is None, lambda _: False):
+            fix = f"{kind} = dataclasses.dataclass(frozen=True)({kind})"
         text = f"{problem}: a jitted function does not notice in-place changes"
         yield from (Found(row, text, fix, level) for row in rows)
 
@@ -988,15 +993,6 @@ def _is_unhashable(value: Any) -> bool:
     if not guarded(lambda: hash(value) is None, lambda _: True):
         return False
     return type(value) is not tuple or guarded(lambda: any(map(_is_unhashable, value)), lambda _: True)
-
-
-def _hashable_fix(place: str, value: Any, owner: str) -> str:
-    """Python that keeps the value in a hashable form; "" if that depends on the class of the value."""
-    if has_base(type(value), list, set, dict):
-        return f"{place} = tuple({place}{'.items()' * has_base(type(value), dict)})  # in {owner}"
-    can_freeze = guarded(lambda: is_dataclass(type(value)) and type(value).__hash__ is None, lambda _: False)
-    name = class_name(type(value))
-    return f"{name} = dataclasses.dataclass(frozen=True)({name})" if can_freeze else ""
 
 
 @rule("T103", "warning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -134,7 +134,7 @@ _BUILTIN: dict[type, Opener] = {
 
 
 class Openers:
-    """The function that opens a node, by class; None for leaves."""
+    """Opens nodes one level; None for leaves."""
 
     def __init__(self) -> None:
         self._of: dict[int, Opener | None] = {id(cls): opener for cls, opener in _BUILTIN.items()}
@@ -144,13 +144,14 @@ class Openers:
         """Whether objects of the class are known to be leaves."""
         return self._of.get(id(cls), cls) is None
 
-    def __call__(self, node: Any) -> Opener | None:
-        """Raises what the flatten function of a class raises that was not seen before."""
+    def __call__(self, node: Any) -> Opened | None:
+        """Raises what the flatten function of the class raises."""
         cls = type(node)
         if id(cls) not in self._of:
             self._of[id(cls)] = None if one_level(node)[1] is None else open_registered
             self._classes.append(cls)
-        return self._of[id(cls)]
+        opener = self._of[id(cls)]
+        return None if opener is None else opener(node)
 
 
 def key_text(node: Any, key: Any) -> str:
@@ -193,6 +194,16 @@ def compare_types(left: Any, right: Any, opened: Opened | None) -> Finding | Non
     return compare_classes(type(left), type(right))
 
 
+def compare_kinds(left: Any, right: Any, texts: Sequence[str], is_leaf: bool) -> Finding:
+    """How two different classes of nodes differ; `is_leaf` if one is a leaf."""
+    if left is type(None) or right is type(None):
+        return "none", *texts, ""
+    if is_leaf:
+        return "leaf", *texts, ""
+    kind, *words, hint = compare_classes(left, right)
+    return kind, *(words if hint else texts), hint
+
+
 def compare_classes(left: type, right: type) -> Finding:
     """The names of two classes of nodes; if these are equal, with the modules and a likely cause."""
     left_name, right_name = class_name(left), class_name(right)
@@ -209,37 +220,28 @@ def compare_classes(left: type, right: type) -> Finding:
 
 def compare_level(left: Any, left_opened: Opened, right: Any, right_opened: Opened) -> list[Finding]:
     """How two nodes of one class differ in keys, static data and number of children."""
-    cls = type(left)
-    if is_any(cls, (list, tuple)):
-        return [] if len(left_opened.children) == len(right_opened.children) else [_lengths(left_opened, right_opened)]
-    if is_any(cls, MAPPINGS):
-        return _compare_keys(left_opened, right_opened) + compare_factories(left_opened.aux, right_opened.aux)
-    findings: list[Finding] = []
-    if left_opened.aux is not right_opened.aux:
-        findings += compare_static(left, left_opened.aux, right, right_opened.aux)
-    if len(left_opened.children) != len(right_opened.children):
-        findings.append(_lengths(left_opened, right_opened))
+    lengths = compare_lengths(len(left_opened.children), len(right_opened.children))
+    if is_any(type(left), (list, tuple)):
+        return lengths
+    if is_any(type(left), MAPPINGS):
+        return compare_mappings(left_opened, right_opened, "JAX sorts only the keys of a dict")
+    is_same = left_opened.aux is right_opened.aux
+    return ([] if is_same else compare_static(left, left_opened.aux, right, right_opened.aux)) + lengths
+
+
+def compare_lengths(left: int, right: int) -> list[Finding]:
+    texts = (f"{n} {'child' if n == 1 else 'children'}" for n in (left, right))
+    return [] if left == right else [("length", *texts, "")]
+
+
+def compare_mappings(left: Opened, right: Opened, hint: str) -> list[Finding]:
+    """Different orders of the same keys, and default factories. Other keys are found when the children are aligned."""
+    findings, a, b = list[Finding](), left.aux, right.aux
+    if left.keys != right.keys and len(left.keys) == len(right.keys) and set(left.keys) == set(right.keys):
+        findings.append(("order", value_text(left.keys, 60), value_text(right.keys, 60), hint))
+    if a is not b and not guarded(lambda: bool(a == b), lambda _: False):
+        findings.append(("static", f"default_factory {value_text(a, 40)}", value_text(b, 40), ""))
     return findings
-
-
-def _lengths(left: Opened, right: Opened) -> Finding:
-    return (
-        "length",
-        *(f"{len(opened.children)} {'child' if len(opened.children) == 1 else 'children'}" for opened in (left, right)),
-        "",
-    )
-
-
-def compare_factories(left: Any, right: Any) -> list[Finding]:
-    same = left is right or guarded(lambda: bool(left == right), lambda _: False)
-    return [] if same else [("static", f"default_factory {value_text(left, 40)}", value_text(right, 40), "")]
-
-
-def _compare_keys(left: Opened, right: Opened) -> list[Finding]:
-    """Different orders of the same keys. Keys in only one mapping are found when the children are aligned."""
-    if left.keys == right.keys or len(left.keys) != len(right.keys) or set(left.keys) != set(right.keys):
-        return []
-    return [("order", value_text(left.keys, 60), value_text(right.keys, 60), "JAX sorts only the keys of a dict")]
 
 
 def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list[Finding]:
@@ -340,26 +342,18 @@ class Side(NamedTuple):
         node = self.nodes[row]
         return node.node_data()[0] if self._is_bare(row) else type(node)
 
-    def aux(self, row: int) -> Any:
-        """The auxiliary data of a node of a registered class. Runs its flatten function."""
-        node = self.nodes[row]
-        return node.node_data()[1] if self._is_bare(row) else open_registered(node).aux
-
-    def keys(self, row: int) -> list[Any]:
-        """The keys of a mapping."""
-        node = self.nodes[row]
+    def opened(self, row: int) -> Opened:
+        """The keys and default factory of a mapping, in its order, or the auxiliary data of another node."""
+        node, cls = self.nodes[row], self.cls(row)
         if not self._is_bare(row):
-            return list(node)
-        cls, aux = node.node_data()
-        return list(aux[1] if cls is defaultdict else aux)
-
-    def default_factory(self, row: int) -> Any:
-        """The default factory of a mapping, or None."""
-        node = self.nodes[row]
-        if not self._is_bare(row):
-            return getattr(node, "default_factory", None)
-        cls, aux = node.node_data()
-        return aux[0] if cls is defaultdict else None
+            is_mapping = is_any(cls, MAPPINGS)
+            return (
+                Opened([], list(node), getattr(node, "default_factory", None)) if is_mapping else open_registered(node)
+            )
+        aux = node.node_data()[1]
+        if cls is defaultdict:
+            return Opened([], list(aux[1]), aux[0])
+        return Opened([], list(aux)) if is_any(cls, MAPPINGS) else Opened([], (), aux)
 
     def _is_bare(self, row: int) -> bool:
         return is_treedef(self.nodes[row]) and not self.table.is_leaf[row]
@@ -375,99 +369,33 @@ class Aligned(NamedTuple):
     end: np.ndarray
 
 
-class _Alike:
-    """Subtrees with the same keys and the same facts in two tables.
+class _EqualRows:
+    """Rows that equal those some rows further, in another table or in the same one, for a few such distances.
 
-    Compares all rows at once with the rows at one offset in the other table, for a few offsets.
+    Args:
+      left, right: The arrays to compare, of one number for each row: the codes of keys, where 0 is an index; positions,
+        which count beside an index; and others.
     """
 
-    _MOST = 16
+    def __init__(self, left: Sequence[np.ndarray], right: Sequence[np.ndarray], most: int) -> None:
+        self._both, self._most = (left, right), most
+        self._counts: dict[int, np.ndarray] = {}
 
-    def __init__(self, left: TreeTable, right: TreeTable, ends: tuple[list[int], list[int]]) -> None:
-        self._left, self._right, self._ends = left, right, ends
-        code_of = {key: code for code, key in enumerate(left.keys)}
-        self._key_codes = np.array([code_of.get(key, -1) for key in right.keys])[right.key_codes]
-        self._counts: dict[int, list[int]] = {}  # by offset: the number of equal rows before each row
-
-    def is_subtree(self, left: int, right: int) -> bool:
-        """Whether two rows have the same facts, and so have all rows below them."""
-        further, end = right - left, self._ends[0][left]
-        if self._ends[1][right] != end + further:
-            return False
-        if further not in self._counts:
-            if len(self._counts) == self._MOST:
-                return False
-            self._counts[further] = self._count(further)
-        counts = self._counts[further]
-        return counts[end] - counts[left] == end - left
-
-    def _count(self, further: int) -> list[int]:
-        a, b = self._left, self._right
-        rows = np.arange(max(0, -further), min(len(a), len(b) - further))
-        others = rows + further
-        is_same = np.zeros(len(a) + 1, np.int64)
-        is_same[rows + 1] = (
-            (a.depth[rows] == b.depth[others])
-            & (a.key_codes[rows] == self._key_codes[others])
-            & ((a.position[rows] == b.position[others]) | (a.key_codes[rows] != 0))
-            & same_facts(a, b, rows, others)
-        )
-        return np.cumsum(is_same).tolist()
-
-
-class _LikeSiblings:
-    """Subtrees of one tree that equal that of the previous sibling in keys below it, facts and classes."""
-
-    _MOST = 8
-
-    def __init__(self, side: Side, ends: list[int]) -> None:
-        self._table, self._nodes, self._ends = side.table, side.nodes, ends
-        self._codes = side.table.fact_codes.tolist()
-        self._counts: dict[int, np.ndarray] = {}  # by size: the number of earlier rows that equal the row `size` before
-
-    def is_like(self, before: int, row: int) -> bool:
-        """Whether a row is the next sibling of another, and equal to it."""
-        size = row - before
-        if self._ends[before] != row or self._ends[row] != row + size:
-            return False
-        if self._codes[before] != self._codes[row] or type(self._nodes[before]) is not type(self._nodes[row]):
-            return False
-        if size not in self._counts:
-            if len(self._counts) == self._MOST:
-                return False
-            self._counts[size] = self._count(size)
-        counts = self._counts[size]
-        return bool(counts[row] - counts[before + 1] == size - 1)
-
-    def n_like(self, row: int, size: int) -> int:
-        """The number of next siblings that each equal the one before, of a size that `is_like` was called with."""
-        table, counts, n, n_tried = self._table, self._counts[size], 0, _FIRST
-        while True:
-            next_ = np.arange(row + (n + 1) * size, min(row + (n + n_tried) * size, len(table) - size) + 1, size)
-            last, ends = next_ - size, table.end
-            is_like = (
-                (ends[last] == next_) & (ends[next_] == next_ + size) & (counts[next_] - counts[last + 1] == size - 1)
+    def counts(self, further: int) -> np.ndarray | None:
+        """How many of the rows before each one equal the row that is `further`; None for too many distances."""
+        if further not in self._counts and len(self._counts) < self._most:
+            n_left, n_right = (len(arrays[0]) for arrays in self._both)
+            start = max(0, -further)
+            end = max(start, min(n_left, n_right - further))
+            key_codes, position, *others = (
+                (a[start:end], b[start + further : end + further]) for a, b in zip(*self._both, strict=True)
             )
-            for codes in (table.fact_codes, self._classes):
-                is_like &= codes[last] == codes[next_]
-            n_more = len(is_like) if is_like.all() else int(is_like.argmin())
-            n += n_more
-            if n_more < n_tried:
-                return n
-            n_tried *= 4
-
-    @computed_once
-    def _classes(self) -> np.ndarray:
-        return np.fromiter(map(id, map(type, self._nodes)), np.int64, len(self._nodes))
-
-    def _count(self, size: int) -> np.ndarray:
-        table, n = self._table, len(self._nodes)
-        like = np.zeros(n + 1, np.int64)
-        arrays = (table.depth, table.key_codes, table.fact_codes, self._classes)
-        like[1 : n - size + 1] = np.logical_and.reduce([array[size:] == array[: n - size] for array in arrays]) & (
-            (table.position[size:] == table.position[: n - size]) | (table.key_codes[size:] != 0)
-        )
-        return np.cumsum(like)
+            like = np.zeros(n_left + 1, np.int64)
+            like[start + 1 : end + 1] = np.logical_and.reduce([a == b for a, b in (key_codes, *others)]) & (
+                (position[0] == position[1]) | (key_codes[0] != 0)
+            )
+            self._counts[further] = np.cumsum(like)
+        return self._counts.get(further)
 
 
 def align(left: Side, right: Side) -> Aligned:
@@ -490,10 +418,14 @@ def align(left: Side, right: Side) -> Aligned:
 class _Aligner:
     def __init__(self, left: Side, right: Side) -> None:
         self._left, self._right = left, right
-        self._ends = left.table.end.tolist(), right.table.end.tolist()
-        self._alike = _Alike(left.table, right.table, self._ends)
-        self._siblings = _LikeSiblings(left, self._ends[0]), _LikeSiblings(right, self._ends[1])
-        self._names = _names(left.table, right.table)
+        a, b = left.table, right.table
+        self._ends, self._names = (a.end.tolist(), b.end.tolist()), _names(a, b)
+        code_of = {key: code for code, key in enumerate(a.keys)}
+        key_codes = np.array([code_of.get(key, -1) for key in b.keys])[b.key_codes]
+        self._alike = _EqualRows(
+            (a.key_codes, a.position, a.depth, a.fact_codes), (key_codes, b.position, b.depth, _facts_as_in(a, b)), 16
+        )
+        self._codes = a.fact_codes.tolist(), b.fact_codes.tolist()
         self._is_leaf = left.table.is_leaf.tolist(), right.table.is_leaf.tolist()
         self._above, self._deep = left.table.parent.tolist(), left.table.depth.tolist()
         self._rows: tuple[list[int], list[int]] = [], []
@@ -519,7 +451,7 @@ class _Aligner:
             if NONE in (left, right):
                 stack += reversed(self._alone(left, right, at))
                 continue
-            if self._alike.is_subtree(left, right):
+            if self._is_same(left, right):
                 self._take(left, right, at, parent, stack)
                 continue
             pairs = self._pairs(left, right)
@@ -537,19 +469,61 @@ class _Aligner:
             and (self._ends[side][row] == row + 2 and self._is_leaf[side][row + 1])
         )
 
+    def _is_same(self, left: int, right: int) -> bool:
+        """Whether two subtrees have the same keys, below their roots, and the same facts."""
+        further, end = right - left, self._ends[0][left]
+        counts = self._alike.counts(further) if self._ends[1][right] == end + further else None
+        return counts is not None and bool(counts[end] - counts[left] == end - left)
+
     def _is_again(self, at: int, left: int, right: int) -> bool:
-        """Whether a pair of rows equals the pair that was aligned at `at`."""
-        lefts, rights = self._rows
-        return self._siblings[0].is_like(lefts[at], left) and self._siblings[1].is_like(rights[at], right)
+        """Whether two subtrees equal those of their previous siblings, which were aligned at `at`."""
+        return self._is_like(0, self._rows[0][at], left) and self._is_like(1, self._rows[1][at], right)
+
+    def _is_like(self, side: int, before: int, row: int) -> bool:
+        size, ends, codes = row - before, self._ends[side], self._codes[side]
+        if ends[before] != row or ends[row] != row + size or codes[before] != codes[row]:
+            return False
+        nodes = (self._left, self._right)[side].nodes
+        counts = self._siblings[side].counts(size) if type(nodes[before]) is type(nodes[row]) else None
+        return counts is not None and bool(counts[row] - counts[before + 1] == size - 1)
+
+    def _n_like(self, side: int, row: int, size: int) -> int:
+        """The number of next siblings that each equal the one before, of a size that `_is_like` was called with."""
+        table, n, n_tried = (self._left, self._right)[side].table, 0, _FIRST
+        counts: Any = self._siblings[side].counts(size)
+        while True:
+            next_ = np.arange(row + (n + 1) * size, min(row + (n + n_tried) * size, len(table) - size) + 1, size)
+            last, ends = next_ - size, table.end
+            is_like = (
+                (ends[last] == next_) & (ends[next_] == next_ + size) & (counts[next_] - counts[last + 1] == size - 1)
+            )
+            for codes in (table.fact_codes, self._classes[side]):
+                is_like &= codes[last] == codes[next_]
+            n_more = len(is_like) if is_like.all() else int(is_like.argmin())
+            n += n_more
+            if n_more < n_tried:
+                return n
+            n_tried *= 4
+
+    @computed_once
+    def _classes(self) -> list[np.ndarray]:
+        sides = self._left, self._right
+        return [np.fromiter(map(id, map(type, side.nodes)), np.int64, len(side.nodes)) for side in sides]
+
+    @computed_once
+    def _siblings(self) -> list[_EqualRows]:
+        tables = self._left.table, self._right.table
+        arrays = [
+            (t.key_codes, t.position, t.depth, t.fact_codes, classes)
+            for t, classes in zip(tables, self._classes, strict=True)
+        ]
+        return [_EqualRows(own, own, 8) for own in arrays]
 
     def _repeat(self, first: int, left: int, right: int, parent: int, stack: list[tuple[int, int, int]]) -> int:
         """Align a pair and its next siblings like the previous pair; returns the aligned row of the last one."""
         at, n = len(self._depths), 1
         sizes = [own - rows[first] for own, rows in zip((left, right), self._rows, strict=True)]
-        most = 1 + min(
-            like_siblings.n_like(row, size)
-            for like_siblings, row, size in zip(self._siblings, (left, right), sizes, strict=True)
-        )
+        most = 1 + min(self._n_like(0, left, sizes[0]), self._n_like(1, right, sizes[1]))
         while n < most and stack and stack[-1] == (left + n * sizes[0], right + n * sizes[1], parent):
             stack.pop()
             n += 1
@@ -566,7 +540,7 @@ class _Aligner:
         """Align all rows below a pair that is the same in both trees, and the next siblings that are the same."""
         ends, others = self._ends
         end, right_end = ends[left], others[right]
-        while stack and stack[-1] == (end, right_end, parent) and self._alike.is_subtree(end, right_end):
+        while stack and stack[-1] == (end, right_end, parent) and self._is_same(end, right_end):
             end, right_end = ends[end], others[right_end]
             stack.pop()
         parent_of_left, further = self._above[left], at - left
@@ -622,9 +596,13 @@ def _names(*tables: TreeTable) -> list[list[int]]:
 
 def same_facts(left: TreeTable, right: TreeTable, left_rows: np.ndarray, right_rows: np.ndarray) -> np.ndarray:
     """bool[n]: whether pairs of rows have the same facts."""
+    return left.fact_codes[left_rows] == _facts_as_in(left, right)[right_rows]
+
+
+def _facts_as_in(left: TreeTable, right: TreeTable) -> np.ndarray:
+    """The fact codes of the right table, as in the left one."""
     code_of = {facts: code for code, facts in enumerate(left.facts)}
-    codes = np.array([code_of.get(facts, -1) for facts in right.facts])
-    return left.fact_codes[left_rows] == codes[right.fact_codes[right_rows]]
+    return np.array([code_of.get(facts, -1) for facts in right.facts])[right.fact_codes]
 
 
 def is_builtin(table: TreeTable) -> np.ndarray:

@@ -76,12 +76,11 @@ class _Aligned:
         try:
             if self._is_leaf is not None and self._is_leaf(node):
                 return None
-            opener = self._opener(node)
-            if opener is None:
+            opened = self._opener(node)
+            if opened is None:
                 for tree, finding in self._at_leaf(node, others) if self._at_leaf else ():
                     self._add(path, finding, tree)
                 return None
-            opened = opener(node)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a flatten function may raise anything
@@ -97,11 +96,7 @@ class _Aligned:
             if key in self._visited:
                 return None
             self._visited[key] = node, others
-        aligned = [
-            counterpart
-            for counterpart in (self._compare(path, node, opened, *other) for other in others)
-            if counterpart
-        ]
+        aligned = [*filter(None, (self._compare(path, node, opened, *other) for other in others))]
         if not opened.children and not aligned:
             return None
         return self._children(path, node, opened, aligned)
@@ -119,42 +114,31 @@ class _Aligned:
             return tree, left_opened.children
         doing = "flattening"
         try:
-            opener = self._opener(right)
-            right_opened = None if opener is None else opener(right)
+            right_opened: Any = self._opener(right)
             doing = "comparing"
-            return self._compare_opened(path, node, left_opened, tree, right, right_opened)
+            has_keys, differs = False, compare_types(node, right, right_opened)
+            if differs is not None:
+                self._add(path, differs, tree)
+                # Children of nodes of different types are compared so that a wrapper does not hide its contents.
+                kinds = (list, tuple), MAPPINGS
+                is_alike = any(is_any(type(node), kind) and is_any(type(right), kind) for kind in kinds)
+                if right_opened is None or not is_alike:
+                    return None
+            else:
+                found = compare_level(node, left_opened, right, right_opened)
+                has_keys = bool(found) and _has_other_keys(left_opened, right_opened)
+                for finding in found:
+                    if not has_keys or (finding[0] == "static" and not _is_of_keys(left_opened)):
+                        self._add(path, finding, tree)
+            return tree, self._align(path, node, left_opened, right, right_opened, tree, has_keys)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a flatten function may raise anything, and so may == and hash of a key
             self._add(path, ("error", "", f"{doing} raised {error_text(error)}", ""), tree)
             return None
 
-    def _compare_opened(
-        self, path: Path, node: Any, left_opened: Opened, tree: int, right: Any, right_opened: Opened | None
-    ) -> tuple[int, list] | None:
-        differs = compare_types(node, right, right_opened)
-        if differs is not None:
-            self._add(path, differs, tree)
-            if right_opened is None or not _is_alike(node, right):
-                return None
-            return tree, self._align(path, node, left_opened, right, right_opened, tree)  # type: ignore[arg-type]
-        found = compare_level(node, left_opened, right, right_opened)  # type: ignore[arg-type]
-        has_keys = bool(found) and _has_other_keys(left_opened, right_opened)  # type: ignore[arg-type]
-        for finding in found:
-            if not has_keys or (finding[0] == "static" and not _is_of_keys(left_opened)):
-                self._add(path, finding, tree)
-        return tree, self._align(path, node, left_opened, right, right_opened, tree, has_keys=has_keys)  # type: ignore[arg-type]
-
     def _align(
-        self,
-        path: Path,
-        node: Any,
-        left_opened: Opened,
-        right: Any,
-        right_opened: Opened,
-        tree: int,
-        *,
-        has_keys: bool = False,
+        self, path: Path, node: Any, left_opened: Opened, right: Any, right_opened: Opened, tree: int, has_keys: bool
     ) -> list:
         if not is_any(type(node), MAPPINGS) and not has_keys:  # by position, as JAX does
             n_missing = len(left_opened.children) - len(right_opened.children)
@@ -171,11 +155,8 @@ class _Aligned:
         return aligned
 
     def _describe(self, node: Any) -> str:
-        def describe() -> str:
-            opener = self._opener(node)
-            return describe_value(node, None if opener is None else opener(node))
-
-        return guarded(describe, lambda error: f"{class_name(type(node))}, which raised {error_text(error)}")
+        failed = lambda error: f"{class_name(type(node))}, which raised {error_text(error)}"  # noqa: E731
+        return guarded(lambda: describe_value(node, self._opener(node)), failed)
 
     def _add(self, path: Path, finding: Finding, tree: int) -> None:
         self._found.append(Difference(path_text(path), *finding, tree=tree))
@@ -190,12 +171,6 @@ def _has_other_keys(left: Opened, right: Opened) -> bool:
 def _is_of_keys(node: Opened) -> bool:
     """Whether the auxiliary data of a mapping is its keys."""
     return type(node.aux) is tuple and guarded(lambda: node.aux == tuple(key.key for key in node.keys), lambda _: False)
-
-
-def _is_alike(left: Any, right: Any) -> bool:
-    """Whether to compare the children of nodes of different types, so that a wrapper does not hide its contents."""
-    kinds = (list, tuple), MAPPINGS
-    return any(is_any(type(left), kind) and is_any(type(right), kind) for kind in kinds)
 
 
 def path_text(path: Any) -> str:
@@ -238,7 +213,9 @@ class _Leaves:
         for tree, other in others:
             other_type = self._type(other)
             if other_type is None:
-                yield tree, self._no_array(leaf, other)
+                opened, text = self._opener(other), describe_value(leaf, None)
+                node = "leaf", f"a leaf: {text}", f"a node: {describe_value(other, opened)}", ""
+                yield tree, _not_stacked(other, text) if opened is None else node
             elif other_type != left_type:
                 if other_type[0] != left_type[0]:
                     yield tree, ("shape", shape_text(left_type[0]), shape_text(other_type[0]), "")
@@ -260,12 +237,6 @@ class _Leaves:
             self._dtypes[given] = _jax_dtype(given)
         dtype = self._dtypes[given]
         return None if dtype is None else (shape, dtype)
-
-    def _no_array(self, leaf: Any, other: Any) -> Finding:
-        opener = self._opener(other)
-        if opener is None:
-            return _not_stacked(other, describe_value(leaf, None))
-        return "leaf", f"a leaf: {describe_value(leaf, None)}", f"a node: {describe_value(other, opener(other))}", ""
 
 
 def _kind(cls: type) -> str:

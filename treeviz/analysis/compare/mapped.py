@@ -106,10 +106,8 @@ class Values:
         try:
             if self.node(0, left).size > _MOST_SORTED:
                 return 0.0
-            a, b = (
-                np.sort(in_memory(self.node(side, row)).astype(np.float64), axis=None)
-                for side, row in enumerate((left, right))
-            )
+            nodes = self.node(0, left), self.node(1, right)
+            a, b = (np.sort(in_memory(node).astype(np.float64), axis=None) for node in nodes)
         except Exception:
             return 0.0
         if not len(a):
@@ -198,19 +196,14 @@ def _splits(one: np.ndarray, sizes: Sequence[int]) -> Iterator[list[np.ndarray]]
         if size == n:
             yield [*np.moveaxis(one, axis, 0)]
         if not any(it % per_index for it in sizes):
-            for order in (
-                sorted({*permutations(it // per_index for it in sizes)})
-                if n < 5
-                else [[it // per_index for it in sizes]]
-            ):
+            lengths = tuple(it // per_index for it in sizes)
+            for order in sorted({*permutations(lengths)}) if n < 5 else [lengths]:
                 yield np.split(one, [*accumulate(order)][:-1], axis)
         for n_heads in range(2, size // n + 1) if len({*sizes}) == 1 and size % n == 0 else ():
             if size % (n * n_heads) == 0:  # the parts of each head side by side
-                by_head = one.reshape(*one.shape[:axis], n_heads, n, size // (n * n_heads), *one.shape[axis + 1 :])
-                yield [
-                    part.reshape(*one.shape[:axis], size // n, *one.shape[axis + 1 :])
-                    for part in np.moveaxis(by_head, axis + 1, 0)
-                ]
+                before, after = one.shape[:axis], one.shape[axis + 1 :]
+                by_head = one.reshape(*before, n_heads, n, size // (n * n_heads), *after)
+                yield [part.reshape(*before, size // n, *after) for part in np.moveaxis(by_head, axis + 1, 0)]
 
 
 def _compare_in_layouts(
@@ -226,13 +219,8 @@ def _compare_in_layouts(
     a, b = in_memory(a), in_memory(b)
     best, known = (-1.0, Layout("")), [] if layout is None else [layout]
     for candidate in (*known, *layouts(a.shape, b.shape)):
-        if (
-            candidate.order
-            and candidate not in known
-            and a.shape == b.shape
-            and a.ndim != len(candidate.order)
-            and not 0.2 < best[0] < 0.9
-        ):
+        is_permuted = candidate.order and a.shape == b.shape and a.ndim != len(candidate.order)
+        if is_permuted and candidate not in known and not 0.2 < best[0] < 0.9:
             continue  # of a permutation, some rows stay in place
         share = _equal_share(candidate.of(a, b.shape), b)
         if share > best[0]:
@@ -251,16 +239,10 @@ def _compare_in_layouts(
 
 def _equal_share(a: np.ndarray, b: np.ndarray) -> float:
     """The share of equal values, or of those that are close, in the first rows and the last ones."""
-    pair = [
-        np.concatenate([x[:_FEW], x[-_FEW:]]).astype(complex if x.dtype.kind == "c" else float)
-        for x in map(np.atleast_1d, (a, b))
-    ]
+    ends = [np.concatenate([x[:_FEW], x[-_FEW:]]) for x in map(np.atleast_1d, (a, b))]
+    x, y = (end.astype(complex if end.dtype.kind == "c" else float) for end in ends)
     with np.errstate(all="ignore"):
-        return (
-            float(np.mean((pair[0] == pair[1]) | (np.abs(pair[0] - pair[1]) <= 1e-2 * np.abs(pair[1]))))
-            if pair[0].size
-            else 1.0
-        )
+        return float(np.mean((x == y) | (np.abs(x - y) <= 1e-2 * np.abs(y)))) if x.size else 1.0
 
 
 def narrower(a: Any, b: Any) -> np.dtype:

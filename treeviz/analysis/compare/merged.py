@@ -106,14 +106,13 @@ def difference_columns(
             texts = zip(rows, map(attrgetter(side), differences), strict=True)
             columns.append(_texts(side, name, texts, n, "What stands there"))
     if found.layers:
-        texts = ((int(shown[row]), _layers_text(layers, details)) for row, layers in found.layers.items())
+        texts = []
+        for row, layers in found.layers.items():
+            most = len(layers) if details else _MOST_LAYERS
+            more = f" … {len(layers) - most:,} more" if len(layers) > most else ""
+            texts.append((int(shown[row]), ", ".join(map(str, layers[:most])) + more))
         columns.append(_texts("layers", "layers", texts, n, "The layers that differ, of an array of all layers"))
     return [*columns, *_numbers(table, found, shown)] if found.gaps else columns
-
-
-def _layers_text(layers: Sequence[int], details: bool) -> str:
-    shown = layers if details or len(layers) <= _MOST_LAYERS else layers[:_MOST_LAYERS]
-    return ", ".join(map(str, shown)) + (f" … {len(layers) - len(shown):,} more" if len(shown) < len(layers) else "")
 
 
 def _numbers(table: TreeTable, found: Found, shown: np.ndarray) -> list[Column]:
@@ -143,10 +142,8 @@ def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarr
     """The kinds of differences of each row; rows of only one tree inherit those of the parent."""
 
     def write() -> list[str]:
-        cells, aligned = words.tolist(), found.aligned
-        kinds = dict.fromkeys(zip(rows, found.kinds, strict=True))
-        for row, text in _join_by_row(kinds, ", ").items():
-            cells[row] = text
+        aligned = found.aligned
+        cells = _write(dict.fromkeys(zip(rows, found.kinds, strict=True)), words.tolist(), ", ")
         alone = np.flatnonzero((aligned.left == NONE) | (aligned.right == NONE))
         for row, parent in zip(shown[alone].tolist(), shown[aligned.parent[alone]].tolist(), strict=True):
             cells[row] = cells[row] or cells[parent]
@@ -156,22 +153,15 @@ def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarr
 
 
 def _texts(name: str, title: str, texts: Iterable[tuple[int, str]], n: int, about: str) -> Column:
-    def write() -> list[str]:
-        cells = [""] * n
-        for row, text in _join_by_row(texts, " · ").items():
-            cells[row] = text
-        return cells
-
-    return _lazy_column(name, title, write, about)
+    return _lazy_column(name, title, lambda: _write(texts, [""] * n, " · "), about)
 
 
-def _join_by_row(texts: Iterable[tuple[int, str]], separator: str) -> dict[int, str]:
-    """The texts of each row as one."""
+def _write(texts: Iterable[tuple[int, str]], cells: list[str], separator: str) -> list[str]:
+    """The cells, with the texts of each row as one."""
     joined: dict[int, str] = {}
     for row, text in texts:
-        before = joined.get(row)
-        joined[row] = f"{before}{separator}{text}" if before and text else before or text
-    return joined
+        cells[row] = joined[row] = separator.join(filter(None, (joined.get(row), text)))
+    return cells
 
 
 class _LazyColumn(Column):
@@ -409,7 +399,10 @@ class _Merging:
             facts[is_own] = np.array(new_codes, np.int64)[table.fact_codes[rows]]
             codes, positions = table.key_codes[rows].astype(np.int64), table.position[rows]
             # An index becomes a key, since rows of the other tree may come before it.
-            index_keys = {index: table.key(int(rows[i])) for index, i in _first_occurrences(positions, codes == 0)}
+            indexed = np.flatnonzero(codes == 0)
+            distinct, first = np.unique(positions[indexed], return_index=True)
+            firsts = rows[indexed[first]].tolist()
+            index_keys = {index: table.key(row) for index, row in zip(distinct.tolist(), firsts, strict=True)}
             known = [self._keys.setdefault(key, len(self._keys)) for key in table.keys]
             indices = np.zeros(max(index_keys, default=0) + 1, np.int64)
             for index, key in index_keys.items():
@@ -465,12 +458,14 @@ class _Merging:
         parent = shown[aligned.parent[rows]].astype(np.int32)
         parent[0] = -1
         end = np.searchsorted(rows, aligned.end[rows]).astype(np.int32)
+        order, positions = np.argsort(parent, kind="stable"), np.empty(len(parent), np.int32)
+        positions[order] = np.arange(len(parent)) - np.searchsorted(parent[order], parent[order])
         table = TreeTable(
             name=self._left.name,
             depth=depth,
             parent=parent,
             end=end,
-            position=_positions(parent),
+            position=positions,
             key_codes=np.append(0, key_codes[1:] + 1).astype(np.int32),
             keys=(Key("[…]", "[…]", "*", ()), *self._keys),
             fact_codes=fact_codes.astype(np.int32),
@@ -518,18 +513,3 @@ class _Merging:
             text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}: {first_reason}"
         facts = Facts(SAME, text, False, leaves, elements, n_bytes)
         return self._facts.setdefault(facts, len(self._facts))
-
-
-def _first_occurrences(values: np.ndarray, mask: np.ndarray) -> list[tuple[int, int]]:
-    """Each distinct value with the index of its first occurrence."""
-    indices = np.flatnonzero(mask)
-    distinct, first = np.unique(values[indices], return_index=True)
-    return list(zip(distinct.tolist(), indices[first].tolist(), strict=True))
-
-
-def _positions(parent: np.ndarray) -> np.ndarray:
-    """int32[n]: the index of each row among its siblings."""
-    order = np.argsort(parent, kind="stable")
-    positions = np.empty(len(parent), np.int32)
-    positions[order] = np.arange(len(parent)) - np.searchsorted(parent[order], parent[order])
-    return positions

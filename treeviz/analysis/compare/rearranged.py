@@ -236,14 +236,12 @@ class Trees:
     def transposed(self, side: int, rows: np.ndarray) -> np.ndarray:
         """The fingerprints of the transposes of arrays; 0 for other rows."""
         table = self.tables[side]
-        codes = [
-            self._fact_codes.get(_plain(f._replace(shape=f.shape[::-1])), -1)
-            if f.is_leaf and f.shape and f.shape != f.shape[::-1]
-            else -1
+        plains = [
+            _plain(f._replace(shape=f.shape[::-1])) if f.is_leaf and f.shape and f.shape != f.shape[::-1] else ()
             for f in table.facts
         ]
-        prints = _mix(np.array(codes))
-        prints[np.array(codes) < 0] = 0
+        codes = np.array([self._fact_codes.get(plain, -1) for plain in plains])
+        prints = np.where(codes < 0, np.uint64(0), _mix(codes))
         return prints[table.fact_codes[rows]]
 
     def marks(self, side: int, rows: Sequence[int], values: bool) -> list[Any]:
@@ -293,13 +291,8 @@ def _match_keys(
     once = [order[((n_left == 1) & (n_right == 1))[group[order]]] for order, group in zip(orders, groups, strict=True)]
     several = np.flatnonzero((n_left > 0) & (n_right > 0) & (n_left + n_right > 2))
     ends = np.cumsum(n_left), np.cumsum(n_right)
-    rest = [
-        tuple(
-            order[end[i] - n[i] : end[i]].tolist()
-            for order, end, n in zip(orders, ends, (n_left, n_right), strict=True)
-        )
-        for i in several.tolist()
-    ]
+    both = [*zip(orders, ends, (n_left, n_right), strict=True)]
+    rest = [tuple(order[end[i] - n[i] : end[i]].tolist() for order, end, n in both) for i in several.tolist()]
     return once[0], once[1], rest
 
 
@@ -369,9 +362,8 @@ def _inserted(left: list[Any], right: list[Any]) -> str:
     n = min(len(left), len(right))
     if left[:n] == right[:n]:
         return ""
-    changes = [
-        change for change in SequenceMatcher(None, left, right, autojunk=False).get_opcodes() if change[0] != "equal"
-    ]
+    changes = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    changes = [change for change in changes if change[0] != "equal"]
     kinds = {kind for kind, *_ in changes}
     if len(changes) > _MOST_PLACES or kinds not in ({"insert"}, {"delete"}):
         return ""
@@ -432,8 +424,7 @@ def stacked(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     """A list or dict of layers in one tree; in the other, one node whose arrays have one more axis."""
     hints, parents = {}, trees.tables[0].parent
     for at in rows:
-        left, right = trees.pair(at)
-        hint = None
+        (left, right), hint = trees.pair(at), None
         if trees.kinds[at] in _STRUCTURAL and NONE not in (left, right):
             hint = _as_stack(trees, 0, left, right) or _as_stack(trees, 1, right, left)
         if not hint and left > 0 and parents[left] == left - 1 and trees.kinds[at] in _STRUCTURAL:
@@ -532,14 +523,9 @@ def _siblings(trees: Trees) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
         prints = [trees.transposed(0, rows[0]) if is_turned else trees.prints[0][rows[0]], trees.prints[1][rows[1]]]
         left, right, several = _match_keys(*(_mix(p + a) for p, a in zip(prints, parents, strict=True)))
         pairs = np.column_stack([rows[0][left], rows[1][right]])
-        named = [
-            pair
-            for group in (several if not is_turned else ())
-            if max(map(len, group)) <= _MOST_CHILDREN
-            for pair in _matched_by_ends(
-                trees, *(side_rows[[*indices]].tolist() for side_rows, indices in zip(rows, group, strict=True))
-            )
-        ]
+        groups = [group for group in several if max(map(len, group)) <= _MOST_CHILDREN] if not is_turned else []
+        in_groups = ([own[[*indices]].tolist() for own, indices in zip(rows, group, strict=True)] for group in groups)
+        named = [pair for group in in_groups for pair in _matched_by_ends(trees, *group)]
         pairs = np.concatenate([pairs, np.array(named, np.int64).reshape(-1, 2)])
         left, right = pairs[trees.count(0, pairs[:, 0]) > 0].T
         is_free = ~(trees.have_moved[0][left] | trees.have_moved[1][right])
@@ -820,13 +806,10 @@ def _pair(left: _Array, right: _Array, axis: int | None = None, *, is_whole: boo
 
 def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict[_Pair, bool | None]:
     """Whether each pair is transposed; square arrays follow the others with their names, or get None."""
-    names = [
-        tuple(
-            re.split(r"[./]", table.key(array.rows[0]).segment)[-1]
-            for table, array in zip(tables, pair.arrays, strict=True)
-        )
-        for pair in pairs
+    segments = [
+        [table.key(array.rows[0]).segment for table, array in zip(tables, pair.arrays, strict=True)] for pair in pairs
     ]
+    names = [tuple(re.split(r"[./]", segment)[-1] for segment in both) for both in segments]
     by_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
     for pair, name in zip(pairs, names, strict=True):
         left, right = pair.shapes
@@ -835,14 +818,9 @@ def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict
     turned: dict[_Pair, bool | None] = {}
     for pair, name in zip(pairs, names, strict=True):
         (left, right), of_others = pair.shapes, by_names[name]
-        is_known = left != right or left != left[::-1] or len(left) < 2 or not of_others
-        turned[pair] = (
-            sorted(left) == sorted(right) and left != right
-            if is_known
-            else max(of_others)
-            if len(of_others) == 1
-            else None
-        )
+        turned[pair] = max(of_others) if len(of_others) == 1 else None
+        if left != right or left != left[::-1] or len(left) < 2 or not of_others:
+            turned[pair] = sorted(left) == sorted(right) and left != right
     return turned
 
 
@@ -863,17 +841,10 @@ class _Evidence:
     def score(self, left: int, right: int) -> float:
         one, other = names = self._names(left, right)
         above = max((len(a) + len(b) for a, b in product(*map(_beginnings, names)) if (a, b) in self._known), default=0)
-        numbers, same_last = (
-            [_pattern(name)[1] for name in names],
-            words_of(".".join(one[-1:])) == words_of(".".join(other[-1:])),
-        )
-        return (
-            self.are_alike(left, right) * 100
-            + above
-            + 2 * (numbers[0] == numbers[1])
-            + same_last
-            + (len({*one} & {*other}) / max(len(one), len(other)))
-        )
+        has_same_numbers = _pattern(one)[1] == _pattern(other)[1]
+        has_same_last = words_of(".".join(one[-1:])) == words_of(".".join(other[-1:]))
+        common = len({*one} & {*other}) / max(len(one), len(other))
+        return self.are_alike(left, right) * 100 + above + 2 * has_same_numbers + has_same_last + common
 
     def are_alike(self, left: int, right: int) -> bool:
         """Whether other layers have the same two names."""
@@ -1009,14 +980,9 @@ def given_matches(trees: Trees, values: Values, mapping: Mapping | Callable[[str
                 )
             if not isinstance(mapping, Mapping):  # several of one new name are its layers
                 parts = [[[*chain.from_iterable(several)]] for several in parts]
-            layers = next(
-                ((side, own) for side, several in enumerate(parts) for own in several if len(own) > 1), (0, [0])
-            )
-            matches.append(
-                Match(
-                    *(tuple(_part(values, side, own, *layers) for own in several) for side, several in enumerate(parts))
-                )
-            )  # type: ignore[arg-type]
+            of_layers = ((side, own) for side, several in enumerate(parts) for own in several if len(own) > 1)
+            layers = next(of_layers, (0, [0]))
+            matches.append(Match(*(tuple(_part(values, side, own, *layers) for own in parts[side]) for side in (0, 1))))
     return matches
 
 
@@ -1035,10 +1001,10 @@ def mapping_of(tables: tuple[TreeTable, TreeTable], matches: Sequence[Match]) ->
     names = [{row: name for name, row in array_names(table).items()} for table in tables] if matches else []
     groups = defaultdict(list)
     for match in matches:
-        pair = [
-            [_starred([own.get(row, "") for row in part.rows]) for part in parts]
-            for own, parts in zip(names, match, strict=True)
-        ]
+        pair: list[list[str]] = []  # with "*" for the number in which the layers of one array differ
+        for own, parts in zip(names, match, strict=True):
+            ends = [[re.split(r"(\d+)", own.get(part.rows[i], "")) for i in (0, -1)] for part in parts]
+            pair.append(["".join("*" if a != b else a for a, b in zip(*both, strict=False)) for both in ends])
         layers = {number[0] if (number := _NUMBER.search(name)) else "" for side in pair for name in side}
         stars = [tuple(_NUMBER.sub("*", name, count=1) for name in side) for side in pair]
         groups[tuple(stars if len(layers) == 1 else map(tuple, pair))].append(tuple(map(tuple, pair)))
@@ -1049,12 +1015,6 @@ def mapping_of(tables: tuple[TreeTable, TreeTable], matches: Sequence[Match]) ->
         for left, right in [stars] if is_whole else members:
             found[left if len(left) > 1 else left[0]] = right if len(right) > 1 else right[0]
     return found
-
-
-def _starred(names: list[str]) -> str:
-    """One name for all layers, with "*" for the number in which they differ."""
-    own, others = (re.split(r"(\d+)", name) for name in (names[0], names[-1]))
-    return "".join("*" if part != other else part for part, other in zip(own, others, strict=False))
 
 
 def _matching(names: dict[str, int], pattern: str) -> dict[tuple[str, ...], int]:
@@ -1099,14 +1059,8 @@ def _joined(free: list[dict[int, _Array]], values: Values, known: _Evidence) -> 
             for axis in (None, *axes):
                 digests = _digest(values, side, array.rows, axis)
                 if digests and size:
-                    parts.append(
-                        (
-                            Part(array.rows, axis),
-                            array.words,
-                            size // (len(digests) if axis is not None else 1),
-                            digests,
-                        )
-                    )
+                    size_of_layer = size // (len(digests) if axis is not None else 1)
+                    parts.append((Part(array.rows, axis), array.words, size_of_layer, digests))
         found.append(parts)
     candidates = []
     for side in (0, 1):
@@ -1179,11 +1133,8 @@ def _by_rule(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | No
         if not fits or {*rows.values()} != {*arrays.tolist()}:
             continue
         key = f"{prefix!r} + " * bool(prefix) + f"jax.tree_util.keystr(path, simple=True, separator={separator!r})"
-        are_all, source, target = (
-            trees.count(1 - flat, root) == len(rows),
-            names[above].expression,
-            nested[root].expression,
-        )
+        are_all, source = trees.count(1 - flat, root) == len(rows), names[above].expression
+        target = nested[root].expression
         if flat == 0:
             taken = f"{source}[{key}]" if are_all else f"{source}.get({key}, x)"
             return f"jax.tree_util.tree_map_with_path(lambda path, x: {taken}, other{target.removeprefix(nested.name)})"
@@ -1195,9 +1146,8 @@ def _by_rule(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | No
 def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]) -> str:
     """Python that makes the other tree from the arrays of the first, if all are known."""
     left, right = trees.tables
-    np_ = (
-        "np" if any(type(node) is Stored for node in trees.sides[0].nodes) else "jnp"
-    )  # JAX does not accept arrays in files
+    # JAX does not accept arrays in files.
+    np_ = "np" if any(type(node) is Stored for node in trees.sides[0].nodes) else "jnp"
     sources: dict[int, str] = {}  # by the row of the other tree
     apart = np.zeros(len(trees.own[0]), bool)
     for at in trees.apart:
@@ -1228,13 +1178,11 @@ def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]
     if any(re.search(r"[\"\\{}]", key) for key in keys):
         return ""
     lines = _entries([(f'"{key}"', sources[row]) for key, row in zip(keys, wanted, strict=True)])
-    inside = ",\n    ".join(lines)
-    return (
-        f"jax.tree_util.tree_map_with_path(lambda path, x, of={{\n    {inside},\n}}: "
-        "of.get(jax.tree_util.keystr(path), x), other)"
-        if len(lines) <= _MOST_LINES
-        else ""
-    )
+    if len(lines) > _MOST_LINES:
+        return ""
+    of = "{" + "".join(f"\n    {line}," for line in lines) + "\n}"
+    get = "of.get(jax.tree_util.keystr(path), x)"
+    return f"jax.tree_util.tree_map_with_path(lambda path, x, of={of}: {get}, other)"
 
 
 def _entries(pairs: list[tuple[str, str]]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from treeviz.analysis.compare.aligned import (
     Finding,
     Side,
     align,
-    compare_classes,
-    compare_factories,
+    compare_kinds,
+    compare_lengths,
+    compare_mappings,
     compare_static,
     is_builtin,
     is_comparable,
@@ -76,11 +78,9 @@ def compare_objects(left: Any, right: Any, are_functions: bool, compare: Compare
         return None
     hint, cls = "functions are compared by identity" if are_functions else "", type(left)
     if cls is type(right) and not are_functions and class_attribute(cls, "__eq__") is object.__eq__:
-        left_contents, right_contents = _contents(left), _contents(right)
-        if left_contents and left_contents.keys() == right_contents.keys():
-            hint = _first_difference(left_contents, right_contents, "", compare, _DEEPEST)
-            if not hint:
-                return None
+        if (difference := _difference_inside(left, right, "", compare, _DEEPEST)) == "":
+            return None
+        hint = difference or ""
     return "value", value_text(left, 60), value_text(right, 60), hint
 
 
@@ -99,9 +99,11 @@ def _contents(holder: Any) -> dict[str, Any]:
     return entries if len(entries) <= _MOST else {}
 
 
-def _first_difference(left: dict[str, Any], right: dict[str, Any], prefix: str, compare: Compare, deepest: int) -> str:
+def _difference_inside(left: Any, right: Any, prefix: str, compare: Compare, deepest: int) -> str | None:
+    """The first difference between the contents of two objects; "" if they are equal, None if they are others."""
+    left, right = _contents(left), _contents(right)
     texts = (_difference_text(left[name], right[name], prefix + name, compare, deepest) for name in left)
-    return next(filter(None, texts), "")
+    return next(filter(None, texts), "") if left and left.keys() == right.keys() else None
 
 
 def _difference_text(a: Any, b: Any, name: str, compare: Compare, deepest: int) -> str:
@@ -115,10 +117,8 @@ def _difference_text(a: Any, b: Any, name: str, compare: Compare, deepest: int) 
         return f"{name}: {' → '.join(filter(None, (left, right)))}" + f" ({hint})" * bool(hint)
     if _are_equal(a, b):
         return ""
-    left_contents, right_contents = _contents(a), _contents(b)
-    if type(a) is type(b) and left_contents and left_contents.keys() == right_contents.keys() and deepest:
-        return _first_difference(left_contents, right_contents, name, compare, deepest - 1)
-    return f"{name}: {value_text(a, 40)} → {value_text(b, 40)}"
+    inside = _difference_inside(a, b, name, compare, deepest - 1) if type(a) is type(b) and deepest else None
+    return f"{name}: {value_text(a, 40)} → {value_text(b, 40)}" if inside is None else inside
 
 
 # Differences between two leaves in facts, which are known without reading values
@@ -155,19 +155,10 @@ def _moved_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> str:
     n = len(shape)
     if n != len(other) or n < 3 or sorted(shape) != sorted(other):
         return ""
-    moves = [
-        (i, k)
-        for i in range(n)
-        for k in range(n)
-        if abs(i - k) != 1 or i < k  # of two neighboring axes, move the first
-        if _moved(shape, i, k) == other
-    ]
+    all_moves = ((i, k) for i, k in product(range(n), repeat=2) if abs(i - k) != 1 or i < k)  # of two, move the first
+    rests = ((i, k, shape[:i] + shape[i + 1 :]) for i, k in all_moves)
+    moves = [(i, k) for i, k, rest in rests if (*rest[:k], shape[i], *rest[k:]) == other]
     return f"one axis has moved: jnp.moveaxis(x, {moves[0][0]}, {moves[0][1]})?" if len(moves) == 1 else ""
-
-
-def _moved(shape: tuple[int, ...], i: int, k: int) -> tuple[int, ...]:
-    others = shape[:i] + shape[i + 1 :]
-    return (*others[:k], shape[i], *others[k:])
 
 
 class LeafCodes:
@@ -179,23 +170,11 @@ class LeafCodes:
 
     def of(self, facts: Iterable[Facts]) -> list[int]:
         codes = []
-        for leaf_facts in facts:
-            key = (
-                leaf_facts.kind,
-                leaf_facts.type,
-                leaf_facts.elements,
-                leaf_facts.bytes,
-                leaf_facts.shape,
-                leaf_facts.axes,
-                leaf_facts.dtype,
-                leaf_facts.weak,
-                leaf_facts.sharding,
-                _of_box(leaf_facts),
-            )
-            code = self._codes.setdefault(key, len(self.facts))
-            if code == len(self.facts):
-                self.facts.append(leaf_facts)
-            codes.append(code)
+        for f in facts:
+            of_array = f.shape, f.axes, f.dtype, f.weak, f.sharding
+            key = f.kind, f.type, f.elements, f.bytes, *of_array, _of_box(f)
+            codes.append(self._codes.setdefault(key, len(self.facts)))
+            self.facts += [f] * (codes[-1] == len(self.facts))
         return codes
 
 
@@ -294,8 +273,9 @@ def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
     for row, *pair in pairs:
         if len(rows) == MOST:
             break
-        size = sum(math.prod(array.shape) for array in pair) if all(map(_is_on_host, pair)) else MOST_ELEMENTS + 1
-        if size <= n_left:
+        are_on_host = all(isinstance(x, np.ndarray) or (hasattr(x, "sharding") and lies_on_host(x)) for x in pair)
+        size = sum(math.prod(array.shape) for array in pair)
+        if are_on_host and size <= n_left:
             arrays += pair
             rows.append(row)
             n_left -= size
@@ -311,10 +291,6 @@ def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
     return {row: bar for row, bar in bars.items() if bar is not None}
 
 
-def _is_on_host(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or (hasattr(array, "sharding") and lies_on_host(array))
-
-
 def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
     used = np.flatnonzero(left + right)
     if not len(used):
@@ -325,7 +301,6 @@ def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
     return first + FIRST_EXPONENT, *sides
 
 
-_BUILTIN = (*MAPPINGS, list, tuple, type(None))
 UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
 RAISED = "comparing them raised "  # the beginning of a reason
 _OF_CONTAINERS = ("type", "none", "leaf", "python type")
@@ -443,11 +418,8 @@ class _Differ:
         order = np.argsort(rows, kind="stable").tolist()
         write = _Texts((self._left.table, self._right.table), aligned, gaps, self._found, rows, kinds).write
         made = Unmade([*map(kinds.__getitem__, order)], self._tree, write, order)
-        return (
-            made if len(rows) > _FEW else [difference.written() for difference in made],
-            made.kinds,
-            rows[order].tolist(),
-        )
+        differences = made if len(rows) > _FEW else [difference.written() for difference in made]
+        return differences, made.kinds, rows[order].tolist()
 
     def _pairs(self, aligned: Aligned, rows: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
         for at in rows:
@@ -477,10 +449,8 @@ class _Differ:
 
     def _compare_small(self, rows: np.ndarray, left_rows: np.ndarray, right_rows: np.ndarray) -> np.ndarray:
         """Compare the values of small leaves. Returns bool[n]: whether a leaf needs no further comparison."""
-        left, right = (
-            [*map(nodes.__getitem__, rows_of_side.tolist())]
-            for nodes, rows_of_side in ((self._left.nodes, left_rows), (self._right.nodes, right_rows))
-        )
+        left = [*map(self._left.nodes.__getitem__, left_rows.tolist())]
+        right = [*map(self._right.nodes.__getitem__, right_rows.tolist())]
         facts, codes = self._leaf_codes.facts, (self._codes[0][left_rows], self._codes[1][right_rows])
         # One array may be in two boxes.
         are_same = np.fromiter(map(is_, left, right), bool, len(rows)) & (codes[0] == codes[1])
@@ -529,40 +499,23 @@ class _Differ:
                 return
         cls, other_cls = self._left.cls(left_row), self._right.cls(right_row)
         if cls is not other_cls:
-            texts = [subtree_text(table, row) for table, row in ((a, left_row), (b, right_row))]
-            if cls is type(None) or other_cls is type(None):
-                self._add(at, ("none", *texts, ""))
-            elif a.is_leaf[left_row] or b.is_leaf[right_row]:
-                self._add(at, ("leaf", *texts, ""))
-            else:
-                kind, *words, hint = compare_classes(cls, other_cls)
-                self._add(at, (kind, *(words if hint else texts), hint))
+            texts = subtree_text(a, left_row), subtree_text(b, right_row)
+            is_leaf = bool(a.is_leaf[left_row] or b.is_leaf[right_row])
+            self._add(at, compare_kinds(cls, other_cls, texts, is_leaf))
             return
-        n = [len(a.children(left_row)), len(b.children(right_row))]
-        for finding in _compare_metadata(*facts):
-            self._add(at, finding)
-        if is_any(cls, MAPPINGS):
-            keys = [self._left.keys(left_row), self._right.keys(right_row)]
-            if cls is not dict and n[0] == n[1] and keys[0] != keys[1] and set(keys[0]) == set(keys[1]):
-                self._add(at, ("order", *(value_text(keys_of_side, 60) for keys_of_side in keys), ""))
-            for finding in compare_factories(
-                self._left.default_factory(left_row), self._right.default_factory(right_row)
-            ):
-                self._add(at, finding)
-            return
-        if n[0] != n[1]:
-            self._add(at, ("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
-        if not is_any(cls, _BUILTIN):
-            self._compare_aux(at, left_row, right_row)
 
-    def _compare_aux(self, at: int, left_row: int, right_row: int) -> None:
         def compare() -> list[Finding]:
-            left, right = self._left.aux(left_row), self._right.aux(right_row)
-            nodes = self._left.nodes[left_row], self._right.nodes[right_row]
-            return [] if left is right else compare_static(nodes[0], left, nodes[1], right)
+            one, other = self._left.opened(left_row), self._right.opened(right_row)
+            if is_any(cls, MAPPINGS):
+                return compare_mappings(one, other, "")
+            return [] if one.aux is other.aux else compare_static(left, one.aux, right, other.aux)
 
-        for finding in guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")]):
-            self._add(at, finding)
+        found = [*_compare_metadata(*facts)]
+        if not is_any(cls, MAPPINGS):
+            found += compare_lengths(len(a.children(left_row)), len(b.children(right_row)))
+        if not is_any(cls, (dict, list, tuple, type(None))):
+            found += guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")])
+        self._found += [(at, finding) for finding in found]
 
     def _compare_leaves(self, at: int, left_row: int, right_row: int) -> None:
         left, right = self._left.nodes[left_row], self._right.nodes[right_row]

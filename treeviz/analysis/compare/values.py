@@ -250,11 +250,8 @@ def parts_of(array: Any) -> list[Part]:
     if len(array.sharding.device_set) == 1 or array.sharding.is_fully_replicated:
         parts = [(origin, array.addressable_data(0))]
     else:
-        parts = [
-            (tuple(cut.start or 0 for cut in shard.index), shard.data)
-            for shard in array.addressable_shards
-            if shard.replica_id == 0
-        ]
+        shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+        parts = [(tuple(cut.start or 0 for cut in shard.index), shard.data) for shard in shards]
     return [(start, host_view(data)) for start, data in parts] if lies_on_host(array) else parts
 
 
@@ -326,24 +323,21 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 def is_transpose(left: Any, right: Any) -> bool:
     """Whether two arrays in host memory are equal, with the axes of one in reverse order."""
+    if not all(isinstance(array, np.ndarray | jax.Array) for array in (left, right)):
+        return False
     try:
-        views = [_whole_on_host(array) for array in (left, right)]
+        parts = parts_of(left) + parts_of(right)
     except CannotCompare:
         return False
-    if any(view is None for view in views) or views[0].T.shape != views[1].shape or not views[0].size:
+    views: Any = [part for _, part in parts]
+    if len(views) != 2 or not all(isinstance(view, np.ndarray) for view in views):  # in parts, or on an accelerator
+        return False
+    if views[0].T.shape != views[1].shape or not views[0].size:
         return False
     if not np.array_equal(views[0].T[0], views[1][0]):  # nearly always
         return False
     gap = compare_arrays(views[0].T, views[1])
     return not (gap.n_outside or gap.n_nan)
-
-
-def _whole_on_host(array: Any) -> Any:
-    """A view of an array; None if it is in several parts, in a file or on an accelerator."""
-    if not isinstance(array, np.ndarray | jax.Array):
-        return None
-    parts = parts_of(array)
-    return parts[0][1] if len(parts) == 1 and isinstance(parts[0][1], np.ndarray) else None
 
 
 def _beyond(start: Index, at: Index) -> Index:
@@ -558,16 +552,9 @@ def _compared(
         return None
     found = Elements(*[numbers[differ] for numbers in found])
     where = starts[differ] + np.where(found.n_outside > 0, found.at, 0)
-    return SmallPart(
-        rows[differ],
-        sizes[differ],
-        found._replace(max_rel=np.fmax(found.max_rel, 0.0)),
-        a[where].tolist(),
-        b[where].tolist(),
-        shapes,
-        shape_of_pair[differ],
-        _turned(a, b, starts[differ], shapes, shape_of_pair[differ]),
-    )
+    rows, sizes, of_pair, starts = rows[differ], sizes[differ], shape_of_pair[differ], starts[differ]
+    found, texts = found._replace(max_rel=np.fmax(found.max_rel, 0.0)), (a[where].tolist(), b[where].tolist())
+    return SmallPart(rows, sizes, found, *texts, shapes, of_pair, _turned(a, b, starts, shapes, of_pair))
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
@@ -641,13 +628,10 @@ class Gaps(Mapping[int, ValueDifference]):
     def numbers(self) -> GapNumbers:
         own = list(self._own.values())
         rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
-        numbers = [
-            [
-                np.array([getattr(gap, name) for gap in own], dtype),
-                *(getattr(part.numbers, name) for part in self._parts),
-            ]
-            for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float))
-        ]
+        numbers = []
+        for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float)):
+            of_own = np.array([getattr(gap, name) for gap in own], dtype)
+            numbers.append([of_own, *(getattr(part.numbers, name) for part in self._parts)])
         return GapNumbers(*map(np.concatenate, (rows, *numbers)))
 
 

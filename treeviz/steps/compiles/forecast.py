@@ -375,11 +375,8 @@ def forecast(
         (name, _state_place(name, traced.arguments[name], traced.result, out_keys, is_several))
         for name, out_keys in zip(state_names, outs, strict=True)
     ]
-    others = [
-        name
-        for name in names
-        if name not in state_names and any(it.aval is not None for it in traced.arguments[name].leaves)
-    ]
+    has_arrays = [name for name in names if any(leaf.aval is not None for leaf in traced.arguments[name].leaves)]
+    others = [name for name in has_arrays if name not in state_names]
     for name in others if state_arg is None and out is None else ():
         state = traced.arguments[name]
         is_tree = state.treedef.node_data() is not None  # many arrays have one type
@@ -395,9 +392,8 @@ def forecast(
             differences.append(Difference(f"{name}{path}", kind, left, right, hint or _advice(kind, left)))
         differences += _newly_committed(name, names, traced)
     found = {name for name, _ in places}
-    return Forecast(
-        differences, inner_name(step), " and ".join(place_texts), [f"`{name}`" for name in others if name not in found]
-    )
+    unknown = [f"`{name}`" for name in others if name not in found]
+    return Forecast(differences, inner_name(step), " and ".join(place_texts), unknown)
 
 
 def _name_of(arg: int | str, names: dict[str, Any], n_positional: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import api_util, tree_util
 
-from treeviz.analysis.compare.aligned import MAPPINGS, Finding, compare_classes, compare_static
+from treeviz.analysis.compare.aligned import MAPPINGS, Finding, compare_kinds, compare_lengths, compare_static
 from treeviz.analysis.facts import shape_text
 from treeviz.tree.keys import keystr, stored_items
 from treeviz.tree.leaves import describe_sharding
@@ -100,8 +100,8 @@ def compare_leaves(left: LeafType, right: LeafType) -> list[Finding]:
         hint = _STATIC if any(value[0] in _NUMBERS for value in values) else ""
         return [] if a is b and left.value == right.value else [_static(left, right, hint)]
     if not all(hasattr(aval, "shape") and hasattr(aval, "dtype") for aval in (a, b)):  # a hijax type
-        is_same = guarded(lambda: bool(a == b), lambda _: False)
-        return [] if is_same else [("dtype", _aval_text(a), _aval_text(b), "")]
+        text = lambda x: guarded(lambda: array_text(x) or visible(str(x), 60), lambda _: class_name(type(x)))  # noqa: E731
+        return [] if guarded(lambda: bool(a == b), lambda _: False) else [("dtype", text(a), text(b), "")]
     findings: list[Finding] = []
     if a.shape != b.shape:
         findings.append(("shape", shape_text(a.shape), shape_text(b.shape), ""))
@@ -113,10 +113,6 @@ def compare_leaves(left: LeafType, right: LeafType) -> list[Finding]:
     if not findings and str(a) != str(b):  # the sharding is part of the type
         findings.append(("sharding", str(a), str(b), ""))
     return findings
-
-
-def _aval_text(aval: Any) -> str:
-    return guarded(lambda: array_text(aval) or visible(str(aval), 60), lambda _: class_name(type(aval)))
 
 
 def _static(left: LeafType, right: LeafType, hint: str) -> Finding:
@@ -195,21 +191,14 @@ def compare_types(
 
 def _compare_nodes(node: Any, left: JitType, right: JitType, is_right: bool) -> list[Finding]:
     a, b = left.treedef.node_data(), right.treedef.node_data()
-    if is_any(type(None), (a and a[0], b and b[0])):
-        return [("none", left.text, right.text, "")]
-    if a is None or b is None:
-        return [("leaf", left.text, right.text, "")]
-    if a[0] is not b[0]:
-        kind, *classes, hint = compare_classes(a[0], b[0])
-        return [(kind, *(classes if hint else (left.text, right.text)), hint)]
+    if a is None or b is None or a[0] is not b[0] or a[0] is type(None):
+        return [compare_kinds(a and a[0], b and b[0], (left.text, right.text), a is None or b is None)]
     if a[0] is OrderedDict and list(a[1]) != list(b[1]) and set(a[1]) == set(b[1]):
         return [("order", value_text(list(a[1]), 60), value_text(list(b[1]), 60), "")]
     if _named_children(node, left, right, is_right):
         return []
-    findings: list[Finding] = []
-    n = [len(part.treedef.children()) for part in (left, right)]
-    if n[0] != n[1] and a[0] not in MAPPINGS:
-        findings.append(("length", *(f"{k} {'child' if k == 1 else 'children'}" for k in n), ""))
+    is_mapping = a[0] in MAPPINGS
+    findings = [] if is_mapping else compare_lengths(*(len(part.treedef.children()) for part in (left, right)))
     if a[0] not in _BUILTIN and not has_base(a[0], tuple):
         findings += _compare_aux(node, a[1], b[1], is_right)
     return findings

@@ -38,9 +38,9 @@ def dead_activation_hint(tree: Searched) -> str:
     if tree.forward is None:
         return ""
     biases = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if _is_bias(tree, leaf)]
-    if not biases:
+    bias = max(biases, key=lambda leaf: tree.positions[leaf], default=None)
+    if bias is None:
         return ""
-    bias = max(biases, key=lambda leaf: tree.positions[leaf])
     layer = next(layer for layer in tree.layers if bias in layer)
     is_last = max(tree.positions[tree.is_trained]) == max(tree.positions[layer])
     after = "" if is_last else "; no later layer has a bias, so it may be any of them"

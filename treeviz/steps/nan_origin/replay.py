@@ -53,8 +53,7 @@ def is_inexact(x: Any) -> bool:
 def with_bits(results: Sequence[Any]) -> tuple[Sequence[Any], jax.Array]:
     """The results, and uint8[n_results] with the bits of each result. Traceable."""
     results = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results]  # a program may return a constant
-    bits = [_bits(x) if is_inexact(x) and x.size else jnp.uint8(0) for x in results]
-    return results, jnp.stack(bits)
+    return results, jnp.stack([_bits(x) if is_inexact(x) and x.size else jnp.uint8(0) for x in results])
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -448,14 +447,15 @@ class Replay:
         return values
 
     def arrive(self, site: Site, operands: Sequence[Any], invars, results: Sequence[Any], outvars) -> None:
-        if site.order == self.stop_at:
-            device: Device = ()
-            if self.devices is not None:
-                avals = [[v.aval for v in variables] for variables in (invars, outvars)]
-                device, operands, results = self.devices.first_bad(operands, avals[0], results, avals[1])
-            if self.on_arrival is not None:
-                self.on_arrival(operands, results, device)
-            raise _Arrived
+        if site.order != self.stop_at:
+            return
+        device: Device = ()
+        if self.devices is not None:
+            avals = [[v.aval for v in variables] for variables in (invars, outvars)]
+            device, operands, results = self.devices.first_bad(operands, avals[0], results, avals[1])
+        if self.on_arrival is not None:
+            self.on_arrival(operands, results, device)
+        raise _Arrived
 
     # Inside a `shard_map`, each operation is compiled separately, and each value has a leading device axis.
 

@@ -792,17 +792,17 @@ class Sections:
 
     def of(self, name: str, history: History) -> str:
         """Return the section of a tree's newest step; empty if it has not changed."""
-        return self._newest[name][0] if name in self._newest else _known_sections(name, history.sources)[-1]
+        return self._newest[name][0] if name in self._newest else _known_sections(name, history)[-1]
 
 
-def _known_sections(name: str, sources: Collection[str]) -> list[str]:
+def _known_sections(name: str, history: History) -> list[str]:
     """The sections of a tree, the newest last."""
-    return [section for source in sources for tree, section in [section_of(source)] if tree == name] or [""]
+    return [section for tree, section in map(section_of, history.sources) if tree == name] or [""]
 
 
 def _section(source: MeasuredTree, wanted: str, step: int, history: History) -> str:
     """The section with the structure of a tree: the wanted one, another one, or a new one."""
-    known = _known_sections(source.name, history.sources)
+    known = _known_sections(source.name, history)
     for section in (wanted, *reversed(known)):
         if _fits(source, history.sources.get(source.name + section)):
             return section

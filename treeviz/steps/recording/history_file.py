@@ -218,10 +218,10 @@ def header_of(history: History) -> dict[str, Any]:
 
 def _fields(source: MeasuredTree) -> dict[str, Any]:
     """The fields of a source by name, without trailing empty ones, so that older versions can read them."""
-    kept = len(source)
-    while not source[kept - 1] and kept > source._fields.index("stacks"):
-        kept -= 1
-    return dict(zip(source._fields[:kept], source, strict=False))
+    fields = source._asdict()
+    while not source[len(fields) - 1] and len(fields) > source._fields.index("stacks"):
+        fields.popitem()
+    return fields
 
 
 class _NewArchive(zipfile.ZipFile):
@@ -288,8 +288,13 @@ class Followed:
         history, n_before = self.history, 0 if self.history is None else self.history.n_records
         with open(self.path, "rb") as file:
             if (saved := _content_of(file)) != self._saved:
-                history, self._end = _history_in_file(file, self.path), 0
-                self._saved = saved
+                try:
+                    history = _history_in(file)
+                except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
+                    reason, name = visible(str(error), 300) or type(error).__name__, visible(str(self.path), 1000)
+                    text = f"load: {name} is not a run that this version of treeviz can read: {reason}"
+                    raise ValueError(text) from error
+                self._end, self._saved = 0, saved
         assert history is not None
         journal = journal_of(self.path)
         if journal.is_file():  # a pipe would be waited for
@@ -359,15 +364,6 @@ def _written(path: Path) -> float:
 def _numbered(path: Path, n: int) -> Path:
     """ "run.treeviz", "run-2.treeviz", …"""
     return path if n == 1 else path.with_name(f"{path.stem}-{n}{path.suffix}")
-
-
-def _history_in_file(file: BinaryIO, path: Path) -> History:
-    try:
-        return _history_in(file)
-    except Exception as error:  # a damaged zip file makes zipfile, zlib and NumPy raise nearly anything
-        reason = visible(str(error), 300) or type(error).__name__
-        shown_path = visible(str(path), 1000)
-        raise ValueError(f"load: {shown_path} is not a run that this version of treeviz can read: {reason}") from error
 
 
 def run_in(path: Path) -> str:
