@@ -119,7 +119,7 @@ def test_where_a_summary_fails_treescope_shows_what_it_shows_without_it_and_one_
 
     plain = treescope.render_to_text({"w": np.ones(2)})
     treeviz.register_as_default()
-    monkeypatch.setattr("treeviz.plugin.in_treescope.summaries", lambda *_: 1 / 0)
+    monkeypatch.setattr("treeviz.plugin.extension.summaries", lambda *_: 1 / 0)
     assert treescope.render_to_text({"w": np.ones(2)}) == plain
     said = "treeviz: nothing is added to treescope's output, since it failed with ZeroDivisionError: division by zero"
     assert capsys.readouterr().err == f"{said}\n"

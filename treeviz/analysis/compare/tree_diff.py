@@ -415,8 +415,23 @@ class _Differ:
         kinds = [finding[0] for _, finding in self._found]
         kinds += ["missing" if right == NONE else "extra" for right in aligned.right[self._alone].tolist()]
         kinds += [("NaN", "value")[i] for i in is_value.tolist()]
-        order = np.argsort(rows, kind="stable").tolist()
-        write = _Texts((self._left.table, self._right.table), aligned, gaps, self._found, rows, kinds).write
+        order, found = np.argsort(rows, kind="stable").tolist(), self._found
+        left, right = self._left.table, self._right.table
+        left_keystr, right_keystr = left.keystrs(), right.keystrs()
+
+        def write(i: int) -> tuple[str, str, str, str]:
+            """path, left, right and hint. The path is in the first tree, or in the other one for what only that has."""
+            at, kind = int(rows[i]), kinds[i]
+            left_row, right_row = int(aligned.left[at]), int(aligned.right[at])
+            path = right_keystr(right_row) if left_row == NONE else left_keystr(left_row)
+            if kind == "missing":
+                return path, subtree_text(left, left_row), "", ""
+            if kind == "extra":
+                return path, "", subtree_text(right, right_row), ""
+            if i < len(found):
+                return path, *found[i][1][1:]  # type: ignore[return-value]
+            return path, *next(texts[1:] for texts in gap_texts(gaps[at]) if texts[0] == kind)  # type: ignore[return-value]
+
         made = Unmade([*map(kinds.__getitem__, order)], self._tree, write, order)
         differences = made if len(rows) > _FEW else [difference.written() for difference in made]
         return differences, made.kinds, rows[order].tolist()
@@ -548,7 +563,11 @@ class _Differ:
         if a.kind == b.kind == "variable":
             left, right = (leaf if (array := array_inside(leaf)) is None else array for leaf in (left, right))
         if a.dtype.startswith("key<") and a.dtype == b.dtype:
-            self._compare_keys(at, left, right)
+            gap = self._gap(left, right)
+            if isinstance(gap, str):
+                self._not_compared[at] = gap
+            elif gap is not None:
+                self._add(at, ("value", "a PRNG key", "another PRNG key" if left.ndim == 0 else "other PRNG keys", ""))
         elif _is_array(left) and _is_array(right):
             self._compare_arrays(at, left, right)
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
@@ -556,13 +575,6 @@ class _Differ:
             self._take(at, left, right, self._gap(left, right))  # not by id, which the next such array may have
         elif finding := compare_objects(left, right, a.kind == b.kind == "function", self._gap):
             self._add(at, finding)
-
-    def _compare_keys(self, at: int, left: Any, right: Any) -> None:
-        gap = self._gap(left, right)
-        if isinstance(gap, str):
-            self._not_compared[at] = gap
-        elif gap is not None:
-            self._add(at, ("value", "a PRNG key", "another PRNG key" if left.ndim == 0 else "other PRNG keys", ""))
 
     def _compare_arrays(self, at: int, left: Any, right: Any) -> None:
         key = id(left), id(right)
@@ -614,41 +626,6 @@ def _how(left: Facts, right: Facts) -> tuple[Reading, Reading] | None:
         return None
     readings = reading_of(left), reading_of(right)
     return None if None in readings else readings  # type: ignore[return-value]
-
-
-class _Texts:
-    """The texts of differences, written on demand.
-
-    Args:
-      found: The first differences; then come rows that only one tree has, and gaps.
-      rows, kinds: Of all differences.
-    """
-
-    def __init__(
-        self,
-        tables: tuple[TreeTable, TreeTable],
-        aligned: Aligned,
-        gaps: Gaps,
-        found: Sequence[tuple[int, Finding]],
-        rows: np.ndarray,
-        kinds: Sequence[str],
-    ) -> None:
-        self._tables, self._aligned, self._gaps = tables, aligned, gaps
-        self._found, self._rows, self._kinds = found, rows, kinds
-        self._keystrs = [table.keystrs() for table in tables]
-
-    def write(self, i: int) -> tuple[str, str, str, str]:
-        """path, left, right and hint. The path is in the first tree, or in the other one for what only that has."""
-        at, kind = int(self._rows[i]), self._kinds[i]
-        left_row, right_row = int(self._aligned.left[at]), int(self._aligned.right[at])
-        path = self._keystrs[1](right_row) if left_row == NONE else self._keystrs[0](left_row)
-        if kind == "missing":
-            return path, subtree_text(self._tables[0], left_row), "", ""
-        if kind == "extra":
-            return path, "", subtree_text(self._tables[1], right_row), ""
-        if i < len(self._found):
-            return path, *self._found[i][1][1:]  # type: ignore[return-value]
-        return path, *next(texts[1:] for texts in gap_texts(self._gaps[at]) if texts[0] == kind)  # type: ignore[return-value]
 
 
 def subtree_text(table: TreeTable, row: int) -> str:

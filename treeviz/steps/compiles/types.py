@@ -149,11 +149,7 @@ def same_structure(left: Any, right: Any) -> bool:
     if not guarded(lambda: bool(left == right), lambda _: False):
         return False
     # jaxlib <= 0.10.2: treedefs of two dataclasses with equal fields are equal, although `jit` traces for each class.
-    return guarded(lambda: hash(left) == hash(right), lambda _: False) or _have_same_classes(left, right)
-
-
-def _have_same_classes(left: Any, right: Any) -> bool:
-    pending = [(left, right)]
+    pending = [] if guarded(lambda: hash(left) == hash(right), lambda _: False) else [(left, right)]
     while pending:
         pair = pending.pop()
         data = [treedef.node_data() for treedef in pair]
