@@ -1,4 +1,4 @@
-"""Five small models, as functions of a dict of parameters: what differs between them is what XLA makes of them."""
+"""Four small models, as functions of a dict of parameters: what differs between them is what XLA makes of them."""
 
 from __future__ import annotations
 
@@ -68,26 +68,6 @@ def transformer() -> Model:
         return jnp.mean(x, 1) @ params["out"]
 
     return Model(params, apply, np.random.default_rng(5).integers(0, 11, (4, 6), np.int32), _normal(6, 4, 4))
-
-
-def recurrent() -> Model:
-    params = {
-        "in": _normal(0, 4, 16),
-        "state": _normal(1, 16, 16),
-        "gate": _normal(2, 16, 16),
-        "out": _normal(3, 16, 4),
-    }
-
-    def apply(params, x):
-        def cell(h, x):
-            gate = jax.nn.sigmoid(h @ params["gate"])
-            h = gate * h + (1 - gate) * jnp.tanh(x @ params["in"] + h @ params["state"])
-            return h, None
-
-        h, _ = lax.scan(cell, jnp.zeros((x.shape[0], 16), x.dtype), jnp.swapaxes(x, 0, 1))
-        return h @ params["out"]
-
-    return Model(params, apply, _normal(4, 8, 5, 4) * 3, _normal(5, 8, 4))
 
 
 def residual() -> Model:
