@@ -351,10 +351,11 @@ def test_locate_nan_goes_through_an_equinox_step_and_its_donated_model():
 
     inspector = tv.GradientInspector(keep_inputs=True)
     watched = inspector.watch(step)
-    model = eqx.nn.Linear(3, 1, key=jax.random.key(0))
-    model = eqx.tree_at(lambda m: m.weight, model, jnp.ones((1, 3)))
+    shapes = eqx.filter_eval_shape(lambda: eqx.nn.Linear(3, 1, key=jax.random.key(0)))
+    model = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), shapes)
+    batch = np.ones((4, 3), np.float32)
     for _ in range(10):
-        model = watched(model, jnp.ones((4, 3)))
+        model = watched(model, jax.device_put(batch))
     origin = str(inspector.locate_nan())
     assert "sqrt" in origin and "# here" in origin
 

@@ -329,8 +329,7 @@ def test_steps_that_are_not_inspected_count():
             inspector.reset()
 
 
-@pytest.mark.parametrize("first", range(7))
-@pytest.mark.parametrize("every", [1, 3, 5])
+@pytest.mark.parametrize(("every", "first"), [(1, 0), (1, 2), (3, 0), (3, 1), (3, 2), (5, 6)])
 def test_a_run_that_goes_on_counts_all_its_steps(first, every):
     inspector = tv.GradientInspector(every=every)
     update = inspector.watch(jax.jit(lambda p: p - 0.1 * jax.grad(jnp.sum)(p)))
