@@ -72,10 +72,15 @@ def scale(factor):
     return lambda x: factor * x
 
 
+def ones(shape, dtype=np.float32) -> jax.Array:
+    """The same as jnp.ones, which compiles a program for each shape and dtype, in each process."""
+    return jax.device_put(np.ones(shape, dtype))
+
+
 def leaf_kinds() -> dict[str, Any]:
     """One leaf of each kind that needs no device."""
     return {
-        "array": jnp.ones((2, 3)),
+        "array": ones((2, 3)),
         "weak": jnp.array(1.0),
         "numpy": np.ones((3, 4), np.float32),
         "abstract": jax.ShapeDtypeStruct((7, 8), jnp.bfloat16),
@@ -115,7 +120,7 @@ def cyclic_dict() -> dict:
 
 def dag(n_levels: int = 40) -> list:
     """A tree with 2**n_levels paths, and n_levels nodes."""
-    tree: list = [jnp.ones(2)]
+    tree: list = [ones(2)]
     for _ in range(n_levels):
         tree = [tree, tree]
     return tree
@@ -129,7 +134,7 @@ def deep(n_levels: int = 5_000, wrap: Callable[[Any], Any] = lambda below: [belo
 
 
 def shared() -> dict[str, Any]:
-    w, block = jnp.ones((4, 4)), {"k": np.zeros(3), "b": jnp.zeros(3)}
+    w, block = ones((4, 4)), {"k": np.zeros(3), "b": jnp.zeros(3)}
     return {"embed": w, "head": w, "blocks": [block, block], "twice": [block["k"]]}
 
 
@@ -170,7 +175,7 @@ def _numpy_arrays() -> dict[str, Any]:
 
 def _narrow_dtypes() -> list[jax.Array]:
     names = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "int2", "float4_e2m1fn")
-    return [jnp.zeros((2, 4), getattr(jnp, name)) for name in names if hasattr(jnp, name)]
+    return [jax.device_put(np.zeros((2, 4), getattr(jnp, name))) for name in names if hasattr(jnp, name)]
 
 
 def _prng_keys() -> list[Any]:
@@ -190,11 +195,11 @@ def _functions() -> dict[str, Any]:
     return {
         "function": module_level_function,
         "lambda": lambda x: x,
-        "closure": scale(jnp.ones(3)),
+        "closure": scale(ones(3)),
         "builtin": len,
         "method": Static("x").upper,
         "bound": Special(1, 2).__init__,
-        "partial": functools.partial(module_level_function, jnp.ones(2), k=np.zeros(3)),
+        "partial": functools.partial(module_level_function, ones(2), k=np.zeros(3)),
         "jitted": jax.jit(module_level_function),
         "jitted lambda": jax.jit(lambda x: x),
         "custom_jvp": jax.nn.relu,
@@ -208,21 +213,21 @@ def _functions() -> dict[str, Any]:
 
 
 def _opaque_objects() -> dict[str, Any]:
-    cell = types.SimpleNamespace(w=jnp.ones(3))
+    cell = types.SimpleNamespace(w=ones(3))
     cell.me = cell
     return {
-        "dict subclass": MyDict(w=jnp.ones((2, 2))),
+        "dict subclass": MyDict(w=ones((2, 2))),
         "list subclass": MyList([np.ones(2)]),
-        "special": Special(jnp.ones(2), [np.zeros(3)]),
-        "dataclass": Unregistered("x", jnp.ones(2)),
+        "special": Special(ones(2), [np.zeros(3)]),
+        "dataclass": Unregistered("x", ones(2)),
         "nothing inside": Special(1, "2"),
         "cyclic": cell,
         "set": {1, 2},
         "frozenset": frozenset({"a", "b", "c"}),
         "deque": deque([np.ones(2)]),
         "counter": collections.Counter("aab"),
-        "user dict": collections.UserDict(w=jnp.ones(2)),
-        "mapping proxy": types.MappingProxyType({"w": jnp.ones(2)}),
+        "user dict": collections.UserDict(w=ones(2)),
+        "mapping proxy": types.MappingProxyType({"w": ones(2)}),
         "object": object(),
         "generator": (x for x in ()),
         "module": np,
@@ -230,7 +235,7 @@ def _opaque_objects() -> dict[str, Any]:
         "others": [range(3), slice(1, 2), ..., NotImplemented, memoryview(b"ab"), array.array("d", [1.0])],
         "known": [datetime.date(2024, 1, 1), fractions.Fraction(1, 3), pathlib.PurePosixPath("a"), re.compile("a<b>")],
         "uuid": uuid.UUID(int=1),
-        "of JAX": [PartitionSpec("x", None), jnp.float32, np.dtype("f4"), jax.devices()[0], jnp.ones(2).sharding],
+        "of JAX": [PartitionSpec("x", None), jnp.float32, np.dtype("f4"), jax.devices()[0], ones(2).sharding],
         "code": module_level_function.__code__,
         "exception": ValueError("</script>"),
     }
@@ -239,14 +244,14 @@ def _opaque_objects() -> dict[str, Any]:
 def _attrs() -> Any:
     import attrs
 
-    return attrs.make_class("Attrs", ["w", "name"])(jnp.ones(2), "n")
+    return attrs.make_class("Attrs", ["w", "name"])(ones(2), "n")
 
 
 def _pydantic() -> Any:
     import pydantic
 
     model = pydantic.create_model("Model", w=(Any, None), n=(int, 1))
-    return model(w=jnp.ones(2))
+    return model(w=ones(2))
 
 
 def _refs() -> list[Any]:
@@ -258,7 +263,7 @@ def _unreduced() -> Any:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
     specs = PartitionSpec(None, "x"), PartitionSpec("x", None), PartitionSpec(unreduced={"x"})
     lies = [NamedSharding(mesh, spec) for spec in specs]
-    a, b = jax.device_put(jnp.ones((4, 8)), lies[0]), jax.device_put(jnp.ones((8, 4)), lies[1])
+    a, b = jax.device_put(ones((4, 8)), lies[0]), jax.device_put(ones((8, 4)), lies[1])
     return {"sum": jax.jit(lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=lies[2]))(a, b), "a": a}
 
 
@@ -294,7 +299,7 @@ def _quantized_class() -> type:
 
 def quantized(n: int) -> Any:
     """A value of a type that is registered with JAX, and no pytree node."""
-    return _quantized_class()(jnp.ones(n, jnp.int8), jnp.float32(0.1))
+    return _quantized_class()(ones(n, jnp.int8), jnp.float32(0.1))
 
 
 def _symbolic() -> Any:
@@ -325,27 +330,27 @@ def _sharded() -> dict[str, Any]:
 def _all_nodes() -> dict[str, Any]:
     return {
         "without keys": Registered(1.0, [2.0, None]),
-        "with aux": WithAux(1.0, jnp.ones(2)),
+        "with aux": WithAux(1.0, ones(2)),
         "with keys": Keyed(1.0, 2.0, 3.0),
         "repeated keys": Repeated(1.0, 2.0),
-        "dataclass": Layer("apple", jnp.ones((2, 3)), b=None),
-        "slots": Slotted(jnp.ones(2)),
+        "dataclass": Layer("apple", ones((2, 3)), b=None),
+        "slots": Slotted(ones(2)),
         "static": Static("add"),
-        "validating": Validating(jnp.ones(5)),
-        "namedtuple": AdamState(jnp.int32(0), {"w": jnp.ones(2)}, {"w": jnp.ones(2)}),
-        "partial": tree_util.Partial(module_level_function, jnp.ones(2), k=np.zeros(3)),
+        "validating": Validating(ones(5)),
+        "namedtuple": AdamState(jnp.int32(0), {"w": ones(2)}, {"w": ones(2)}),
+        "partial": tree_util.Partial(module_level_function, ones(2), k=np.zeros(3)),
         "vjp": jax.vjp(jnp.sin, 1.0)[1],
     }
 
 
 def _node_with_arrays_in_aux() -> Any:
-    return [Layer("n", 1.0, units=np.arange(3)), WithAux(1.0, label=jnp.ones(2))]  # type: ignore[arg-type]
+    return [Layer("n", 1.0, units=np.arange(3)), WithAux(1.0, label=ones(2))]  # type: ignore[arg-type]
 
 
 SAMPLES: dict[str, Callable[[], Any]] = {
     "a number": lambda: 1.0,
     "None": lambda: None,
-    "an array": lambda: jnp.arange(3),
+    "an array": lambda: jax.device_put(np.arange(3, dtype=np.int32)),
     "an empty list": lambda: [],
     "empty containers": lambda: {"a": (), "b": [], "c": {}, "d": None, "e": OrderedDict(), "f": defaultdict(list)},
     "lists, tuples, dicts": lambda: [1, {"k1": 2, "k2": (3, 4)}, Point("foo", [5])],
@@ -416,6 +421,6 @@ if hasattr(jax, "new_ref"):
     SAMPLES["references"] = _refs
 if jax.__version_info__ >= (0, 10):
     SAMPLES["an array whose parts are not summed yet"] = _unreduced
-    SAMPLES["a value of a hijax type"] = lambda: [quantized(3), jnp.ones(2)]
+    SAMPLES["a value of a hijax type"] = lambda: [quantized(3), ones(2)]
 if jax.__version_info__ >= (0, 5):
     SAMPLES["symbolic shapes"] = _symbolic
