@@ -216,7 +216,8 @@ def pytest_runtest_setup(item: pytest.Item):
     global is_plain, in_file
     if item.path != in_file:
         in_file = item.path
-        compiled.clear()
+        for key in [key for key in compiled if len(key[0]) > LARGE_PROGRAM]:
+            del compiled[key]
         forget_what_stays()
     was_plain, is_plain = is_plain, bool(PLAIN) and not item.get_closest_marker("optimized")
     if is_plain != was_plain:
@@ -245,7 +246,8 @@ def compile_once(backend, module, *how, **keywords):
 max_repeated_rows = walk.MAX_REPEATED_ROWS
 in_file: Path | None = None
 is_plain = bool(PLAIN)  # while tests are collected, too
-compiled: dict[tuple, object] = {}  # in this file
+compiled: dict[tuple, object] = {}  # in this file, and small programs, such as of jnp.ones, that other files have, too
+LARGE_PROGRAM = 3000  # characters
 optimized_options, compiler.get_compile_options = compiler.get_compile_options, get_compile_options
 XLA = "backend_compile_and_load" if hasattr(compiler, "backend_compile_and_load") else "backend_compile"  # jax < 0.7
 compile_anew = getattr(compiler, XLA)
