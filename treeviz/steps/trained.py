@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter, OrderedDict
@@ -33,7 +32,7 @@ from treeviz.steps.tracing.moves import (
 from treeviz.steps.tracing.primitives import shape_and_dtype, size_of
 from treeviz.tree.describers import load_libraries
 from treeviz.tree.facts import Column, Note
-from treeviz.tree.runtime import gc_paused, is_installed
+from treeviz.tree.runtime import computed_once, gc_paused, is_installed
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import count_text, counted, guarded, number_text, percent_text
 from treeviz.tree.walk import scan
@@ -183,7 +182,7 @@ class _Step:
                 params.add(p)
         return sorted(params)
 
-    @functools.cached_property
+    @computed_once
     def _in_all_turns(self) -> Followed:
         """As `now`, but of a loop any turn counts."""
         return follow(self.program, self._numbers)
