@@ -25,7 +25,7 @@ examples:
   treeviz params.npz --find 'bytes:>100M'    the rows that match
   treeviz params.npz --html params.html      a page that works offline
   treeviz diff base.npz tuned.safetensors    every difference
-  treeviz diff run/100 gs://bucket/run/200   one of them at an address
+  treeviz diff run/100 gs://bucket/run/200   one of them in a bucket
   treeviz check params.npz --values          problems, also in its values
   treeviz grads run.treeviz --open           the gradients of a recorded run
   treeviz serve runs/                        all runs of a folder in a browser

@@ -190,9 +190,7 @@ def test_a_leaf_without_gradients_in_a_layer_that_learns_is_information_and_hide
         assert (found.path, found.severity, len(found.leaves)) == ("['l1']['w']", "error", 6)
     else:
         assert (found.kind, found.path, found.severity) == ("dead", "['l0']['square']", "info")
-        assert (
-            found.sentence == "grads['l0']['square'] was always zero, but others in the same layer are not: 40 steps."
-        )
+        assert found.sentence == "grads['l0']['square'] was zero in all 40 steps, unlike others in the same layer."
         assert found.advice.startswith("All other leaves have gradients. ")
 
 

@@ -275,7 +275,7 @@ def test_updates_that_are_lost_in_rounding_are_not_blamed_on_a_mask(dtype):
     run.updates[:, 0] = 1e-4 * run.params[:, 0]  # nearly lost: of the same cause
     (found,) = run.findings()
     assert (found.kind, found.path, len(found.leaves)) == ("frozen", "['layers'][0]['w']", 12)
-    assert ("in bfloat16, what is below 2**-9 of a number is rounded away" in found.sentence) == (dtype == "bfloat16")
+    assert ("bfloat16 rounds away a change below 2**-9 of the value" in found.sentence) == (dtype == "bfloat16")
     assert ("float32 master weights" in found.advice) == (dtype == "bfloat16") != ("a mask" in found.advice)
 
 

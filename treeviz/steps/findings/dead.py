@@ -259,9 +259,9 @@ def _learning_layers_finding(tree: Searched, is_part: np.ndarray, n_steps: int, 
     cuts_off = "All other leaves have gradients. " * bool(is_alive[tree.is_trained & ~is_part].all())
     return tree.finding(
         "dead", leaves[0], (("steps", n_steps), ("leaves", len(leaves))),
-        f"{tree.text(leaves)} {_were(leaves)} always zero, but others in the same {layer} are not: {n_steps} steps.",
-        f"{cuts_off}If {it} should be trained, look for symmetric data, inputs that never get "
-        "here, terms that cancel, a closed gate, and a parameter that is zero, as in x·w². Otherwise nothing is wrong.",
+        f"{tree.text(leaves)} {_were(leaves)} zero in all {n_steps} steps, unlike others in the same {layer}.",
+        f"{cuts_off}If {it} should be trained, look for symmetric data, inputs that never reach "
+        "it, terms that cancel, a closed gate, and a parameter that is zero, as in x·w². Otherwise nothing is wrong.",
         leaves, n_steps / tree.thresholds.fewest_steps, Rank.INFORMATION,
     )  # fmt: skip
 

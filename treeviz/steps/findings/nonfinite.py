@@ -223,9 +223,9 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         n = int(high[bad.entry, leaf])
         others = "" if len(affected) == 1 else f" {len(affected)} of {total} {tree.nouns} are affected in total."
         sentence = f"{tree.text([leaf])} had {n:,} non-finite value{'s' * (n != 1)} {bad.when}.{others}"
-        order = "its key is the last: if the model uses them in that order,"
+        order = "it is last in the tree. If the model uses leaves in that order,"
         order = order if tree.forward is None else "the model uses it last, so"
-        reason = f"Of the leaves affected first, {order} the backward pass reaches it first: look"
+        reason = f"Of the leaves affected first, {order} the backward pass reaches it first. Look"
     reason += (
         " there for a division, a log, a square root or an exponential, and at that step's batch. A lower learning "
         "rate, clipping, or loss scaling in float16 may help."
@@ -343,7 +343,7 @@ def _no_update(
     # A mask would be known from the program. If all are still, the learning rate may be zero.
     is_rounded = {*dtypes} <= _BITS.keys() and not is_all
     bits = _BITS.get(all_dtypes[leaves[0]])
-    rounding = f": in {listed(dtypes)}, what is below 2**-{bits} of a number is rounded away" if is_rounded else ""
+    rounding = f": {listed(dtypes)} rounds away a change below 2**-{bits} of the value" if is_rounded else ""
     return tree.finding(
         "frozen", -1 if is_all else leaves[0],
         (("steps", n_steps), ("leaves", len(leaves)), *([(ROUNDED, float(len(leaves)))] if is_rounded else [])),
@@ -377,8 +377,8 @@ def underflow(tree: Searched) -> Iterator[Finding]:
         others = f" (and {less}of {n} other lea{'ves' if n > 1 else 'f'})" if n else ""
         yield tree.finding(
             "underflow", worst[0], (("part", part),),
-            f"{part:.0%} of {tree.text(worst[:1])}{others} are below 2**{_exponent(dtype)}, where {dtype} loses digits "
-            "and then all.",
+            f"{part:.0%} of {tree.text(worst[:1])}{others} are below 2**{_exponent(dtype)}, where {dtype} loses "
+            "digits, and smaller ones become 0.",
             SCALE_THE_LOSS, worst, part / tree.thresholds.underflow, Rank.LEAF_ENDS,
         )  # fmt: skip
     if kind_of(tree.name) == "updates":

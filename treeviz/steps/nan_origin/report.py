@@ -205,7 +205,7 @@ _BY_PRIMITIVE = {
     "log1p": "Keep the argument above -1: jnp.log1p(jnp.maximum(x, -1 + eps)).",
     "sqrt": "Keep the argument at 0 or above: jnp.sqrt(jnp.maximum(x, 0)), and above 0 if it is differentiated.",
     "rsqrt": "Keep the argument above 0: jax.lax.rsqrt(x + eps).",
-    "pow": "A negative base has no power with a fraction, and 0 none below 0: jnp.maximum(x, eps) ** p.",
+    "pow": "A fractional power of a negative base is NaN, a negative power of 0 is Inf: jnp.maximum(x, eps) ** p.",
     "acos": "Keep the argument within [-1, 1]: jnp.clip(x, -1 + eps, 1 - eps).",
     "asin": "Keep the argument within [-1, 1]: jnp.clip(x, -1 + eps, 1 - eps).",
     "atanh": "Keep the argument within (-1, 1): jnp.clip(x, -1 + eps, 1 - eps).",
