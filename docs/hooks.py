@@ -40,7 +40,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 BLOCK = re.compile(r"^```python ?(raises|hidden|static|first|)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SCRIPTS = re.compile(r'<script type="text/treeviz">.*?</script><script type="module">.*?</script>', re.DOTALL)
+SCRIPTS = re.compile(r"<script type=text/treeviz>.*?</script><script type=module>.*?</script>", re.DOTALL)
 MOST_LINES = 8  # of an error
 
 CALL = re.compile(r"(?<!<b>)(?<!\">)<code>((?:tv|treeviz)\.)?(\w+)(?:\([^<]*\))?</code>")

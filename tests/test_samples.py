@@ -70,7 +70,7 @@ def from_base_91(text: str) -> bytes:
 
 def packed(html: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header of the data in a page, and its arrays."""
-    (data,) = re.findall(r'<script type="text/plain">([^<]*)</script>', html)
+    (data,) = re.findall(r"<script type=text/plain>([^<]*)</script>", html)
     inflated = zlib.decompress(from_base_91(data), -15)
     at = 4 + int.from_bytes(inflated[:4], "little")
     header, arrays = json.loads(inflated[4:at]), []
@@ -87,7 +87,7 @@ def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_
         assert text == again[kind], kind
         text.encode()
         assert not ADDRESS.search(text), kind
-        seen = re.sub(r'(<script type="text/)[^<]*', r"\1", text)  # without what is packed
+        seen = re.sub(r"(<script type=text/)[^<]*", r"\1", text)  # without what is packed
         bad = {character for character in {*seen} if not character.isprintable()} - {"\n"}
         assert bad == set(), kind
 

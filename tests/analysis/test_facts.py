@@ -296,8 +296,8 @@ def test_a_sharding_is_cut_only_where_the_width_is_limited():
 def test_variables_of_several_classes_are_counted_apart():
     nnx = pytest.importorskip("flax.nnx")
     state = {"w": nnx.Param(np.ones((2, 3))), "mean": nnx.BatchStat(np.ones(3)), "key": jax.random.key(0)}
-    assert treeviz.walk(state).headline[1] == "Param 6, BatchStat 3, 1 key"
-    assert treeviz.walk({**state, "plain": np.ones(3)}).headline[1] == "12 elements, 1 key"
+    assert treeviz.walk(state).headline[1:4] == ("Param 6", "BatchStat 3", "1 key")
+    assert treeviz.walk({**state, "plain": np.ones(3)}).headline[1:3] == ("12 elements", "1 key")
 
 
 def test_keys_have_bytes_and_no_elements():

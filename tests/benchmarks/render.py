@@ -35,7 +35,7 @@ from trees import TREES
 from value_stats import N_FLOATS, StatisticsFigures, measure_statistics
 
 STATISTICS = "statistics"
-_MARKER = '<script type="text/plain">'
+_MARKER = "<script type=text/plain>"
 
 
 def main() -> None:

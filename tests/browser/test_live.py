@@ -347,7 +347,7 @@ def test_a_row_that_is_clicked_is_heard_in_python_and_if_that_is_later_the_panel
     run, kernel = live(steps=50)
     page = drawn(kernel)
     row(page, "b").first.click()
-    page.locator(".notice", has_text="Python gets the selection when the cell ends").wait_for()
+    page.locator(".notice", has_text="Python gets the selection when the cell is done").wait_for()
     assert page.locator("svg.chart").count() == 2, "what is shown needs no answer"
     kernel.until(lambda: run.widget.value == PATHS[0])
     page = drawn(kernel)

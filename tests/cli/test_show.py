@@ -312,7 +312,7 @@ def test_the_demo_of_full_size_runs_as_a_command_of_its_own(tmp_path):
     shown = run("demo", "--html", "gpt2.html", cwd=tmp_path, env={"XLA_FLAGS": ""})
     assert shown.stderr == "Wrote gpt2.html\n"
     assert shown.returncode == 0
-    assert "124.4 M parameters, 373.3 M elements" in shown.stdout  # and twice as many moments
+    assert "124.4 M parameters · 373.3 M elements" in shown.stdout  # and twice as many moments
     assert "float32[50257,768]" in shown.stdout
     assert os.listdir(tmp_path) == ["gpt2.html"]
 

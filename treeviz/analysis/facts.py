@@ -28,7 +28,7 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
         table.fact_column("type", [f.type for f in facts]),
         table.fact_column("shape", [shape_text(f.shape) for f in facts]),
         table.fact_column("dtype", dtypes, help="~ marks weak types"),
-        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts], help="Sharding over devices"),
+        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts]),
     )
 
 
@@ -180,7 +180,7 @@ def is_cut(table: TreeTable) -> bool:
 
 
 def headline(table: TreeTable) -> tuple[str, ...]:
-    """The summary of a tree: "148 leaves", "124.4 M parameters, 373.3 M elements", "497.8 MB", "float32 100 %"."""
+    """The summary of a tree: "148 leaves", "124.4 M parameters", "373.3 M elements", "1.5 GB", "float32 100 %"."""
     n_rows, unique = _n_rows(table), is_first(table) if table.notes else None
     n_unique = n_rows if unique is None else _n_rows(table, unique)
     at_least = "≥ " if is_cut(table) else ""
@@ -211,8 +211,7 @@ def headline(table: TreeTable) -> tuple[str, ...]:
         n_keys = [math.prod(facts.shape or ()) if facts.kind == "key" else 0 for facts in table.facts]
         if any(n_keys):  # they have bytes, but no elements
             counts.append(total(n_keys, "key", "keys"))
-        parts += [", ".join(counts)] if counts else []
-        parts += [total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table, n_rows))]
+        parts += [*counts, total(n_bytes, write=bytes_text), *([] if at_least else _dtypes(table, n_rows))]
     return (*parts, *_metadata(table))
 
 
@@ -542,11 +541,11 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
             columns.append(table.fact_column(label, n_bytes, title=title, format="bytes", rollup="sum", help=help))
         else:
             columns.append(Column(label, title, held[name].most, None, "bytes", "given", help))
-    of_all, group, help = held[DEFAULT].n_devices, memories[DEFAULT].group, "Devices that hold it"
-    n_devices = Column("devices", "devices", of_all, None, "count", "given", help)
+    of_all, group = held[DEFAULT].n_devices, memories[DEFAULT].group
+    n_devices = Column("devices", "devices", of_all, None, "count", "given")
     if held[DEFAULT].is_plain:
         own = np.array([of_all[0] if index >= 0 else np.nan for index in group], float)
-        n_devices = table.fact_column("devices", own, format="count", rollup="max", help=help)
+        n_devices = table.fact_column("devices", own, format="count", rollup="max")
     return (n_devices, *columns), _headline(table, memories, held, nowhere)
 
 

@@ -211,7 +211,7 @@ def test_the_policy_of_a_page_names_the_scripts_that_may_run_and_nothing_else():
         for content in (script("page_loader"), script(""))
     ]
     assert rules == {"default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:"}
-    assert f'<script type="module">{script("page_loader")}</script>' in html
+    assert f"<script type=module>{script('page_loader')}</script>" in html
 
 
 def test_pictures_of_values_bring_their_own_scripts_into_the_policy():

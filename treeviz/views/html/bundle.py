@@ -18,12 +18,12 @@ from typing import Any
 
 _ASSETS = Path(__file__).with_name("assets")
 # Modules that register themselves in `additions` of view.js are entries, too, since nothing imports them.
-# In the order that deflates best. The last one imports all others.
+# In the order that deflates best. In one scope, only what runs when a module is loaded has to come after its imports.
 _TREE = (
-    *("tree/numbers.js", "tree/tree.js", "tree/word_index.js", "tree/folds.js", "tree/globs.js", "tree/rows.js"),
-    *("tree/sorting.js", "tree/query.js", "tree/search.js", "tree/dom.js", "tree/copying.js", "tree/cells.js"),
-    *("tree/columns.js", "tree/grid.js", "tree/detail.js", "tree/view.js", "tree/keyboard.js", "tree/exporting.js"),
-    *("tree/toolbar.js", "tree/mount.js"),
+    *("tree/globs.js", "tree/query.js", "tree/numbers.js", "tree/tree.js", "tree/word_index.js", "tree/rows.js"),
+    *("tree/folds.js", "tree/search.js", "tree/detail.js", "tree/cells.js", "tree/dom.js", "tree/view.js"),
+    *("tree/copying.js", "tree/toolbar.js", "tree/sorting.js", "tree/keyboard.js", "tree/columns.js", "tree/grid.js"),
+    *("tree/mount.js", "tree/exporting.js"),
 )
 _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
@@ -124,7 +124,7 @@ def script(bundle: str) -> str:
 
 
 def modules_in_order(entries: Sequence[str], assets: Path = _ASSETS) -> list[str]:
-    """The entries and all modules that they import, each after its imports (depth-first, post-order).
+    """The entries in their order, and before each the other modules that it imports (depth-first, post-order).
 
     Raises:
       ValueError: An import cycle.
@@ -137,7 +137,8 @@ def modules_in_order(entries: Sequence[str], assets: Path = _ASSETS) -> list[str
         if name not in order:
             # Visiting the last import first places related modules closer together: bundles deflate 1% better.
             for imported in reversed(_IMPORT.findall((assets / name).read_text("utf-8"))):
-                visit(normpath(join(dirname(name), imported)), (*importers, name))
+                if (path := normpath(join(dirname(name), imported))) not in entries:
+                    visit(path, (*importers, name))
             order[name] = None
 
     for entry in entries:

@@ -442,14 +442,14 @@ def _host(view: View, packed: bytes, attributes: str) -> str:
     needs = f"{FORMAT} {view.part}".strip()
     return (
         f'<div class="treeviz" {attributes}="{needs}">'
-        f'{outline(view.brief)}<script type="text/plain">{as_text(packed)}</script></div>'
+        f"{outline(view.brief)}<script type=text/plain>{as_text(packed)}</script></div>"
     )
 
 
 @cache
 def _script(part: str) -> Markup:
-    loader = f'<script type="module">{script("page_loader")}</script>'
-    return Markup(f'<script type="text/treeviz">{packed_text(part)}</script>{loader}')
+    loader = f"<script type=module>{script('page_loader')}</script>"
+    return Markup(f"<script type=text/treeviz>{packed_text(part)}</script>{loader}")
 
 
 @cache

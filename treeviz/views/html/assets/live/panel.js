@@ -16,8 +16,8 @@ const PIN_WIDTH = 150;
 const PIN_LABEL = 28; // characters
 const SORT_MS = 2000;
 const BUSY_MS = 2000;
-const ALL_LATER = "the kernel is busy: earlier steps appear when the cell ends";
-const NOTIFIED_LATER = "the kernel is busy: Python gets the selection when the cell ends";
+const ALL_LATER = "the kernel is busy: earlier steps appear when the cell is done";
+const NOTIFIED_LATER = "the kernel is busy: Python gets the selection when the cell is done";
 
 export class LivePanel {
   /** @param {View} view @param {Live} live @param {import("../widget/requests.js").Requests} requests @param {LivePanel | null} before of the view that this one replaces @param {Int32Array | null} rows where its rows are now */

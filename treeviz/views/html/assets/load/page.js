@@ -6,7 +6,7 @@ import { mount } from "../tree/mount.js";
 import { additions } from "../tree/view.js";
 
 // Of the page, what page_loader.js reads data with; of a host, that it is mounted. Another release may read another way.
-const OURS = Symbol.for(`treeviz ${FORMAT}`);
+const OURS = `treeviz ${FORMAT}`;
 // This script mounts only the hosts that need its part of the front end, which the last addition names; another script of
 // the page mounts the others.
 const KIND = [FORMAT, ...additions.slice(-1).map(({ name }) => name)].join(" ");

@@ -27,7 +27,7 @@ export function controls(seriesView) {
   const high = h("span", {});
   const colors = h("i", { class: "colors", role: "img" });
   const legend = h("span", { class: "legend" }, low, colors, high, h("i", { class: "hatch" }), "not finite", h("i", { class: "dots" }), "zero");
-  const findings = menu("Findings", "Findings", () => findingsList(seriesView, () => (findings.open = false)));
+  const findings = menu("Findings", () => findingsList(seriesView, () => (findings.open = false)));
   findings.classList.add("findings");
   const scale = h("span", { class: "scale" }, choice, relative, h("label", {}, log, "log scale"));
   const element = h(

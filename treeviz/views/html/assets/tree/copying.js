@@ -5,7 +5,7 @@ import { countText } from "./numbers.js";
 
 /** @param {import("./view.js").View} view */
 export function copyMenu(view) {
-  const element = menu("Copy", "Copy the selected paths (Ctrl-C: Python)", () => copyChoices(view, () => (element.open = false)));
+  const element = menu("Copy", () => copyChoices(view, () => (element.open = false)), "Copy the selected paths (Ctrl-C: Python)");
   return element;
 }
 

@@ -19,8 +19,8 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A button that opens a list; `make` builds the list each time it opens. @param {string} title @param {string} label @param {() => Node[]} make */
-export function menu(title, label, make) {
+/** A button that opens a list; `make` builds the list each time it opens. @param {string} title @param {() => Node[]} make @param {string} [label] */
+export function menu(title, make, label = title) {
   // It takes the focus of a click on its texts, so that the focus leaves it only with a click outside.
   const list = h("div", { class: "list", role: "group", "aria-label": label, tabindex: "-1" });
   const element = h("details", { class: "menu", toggle: () => element.open && list.replaceChildren(...make()) }, h("summary", { title: label }, title), list);

@@ -6,7 +6,7 @@ import { foldedText } from "./folds.js";
 
 /** The entries of the menu. @param {import("./view.js").View} view @param {(text: string, click: () => void) => Node} act */
 export function exportChoices(view, act) {
-  const picture = (format) => () => savePicture(view, format).catch((error) => view.setStatus(`Cannot draw this: ${error.message}`));
+  const picture = (format) => () => savePicture(view, format).catch((error) => view.setStatus(`No picture: ${error.message}`));
   return [
     ...(view.savePage ? [act("Page (HTML)", view.savePage)] : []),
     act("Picture (PNG)", picture("PNG")),

@@ -254,21 +254,25 @@ export class Rows {
       order.set(leaves.sort(compare));
       order.set(nodes, leaves.length);
       order.forEach((row, at) => (place[row] = at));
-    } else for (let row = 0; row < n; row++) {
-      order[place[row]] = row;
-      if (end[row] === row + 1) continue;
-      const children = [];
-      for (let child = row + 1; child < end[row]; child = end[child]) {
-        let i = children.length;
-        // Most nodes have few children: these are in order before a call of sort would begin.
-        if (i < FEW) for (; i && keys[children[i - 1]] > keys[child]; i--) children[i] = children[i - 1];
-        children[i] = child;
-      }
-      if (children.length > FEW) children.sort(compare);
-      let at = place[row] + 1;
-      for (const child of children) {
-        place[child] = at;
-        at += end[child] - child;
+    } else {
+      const children = new Int32Array(n);
+      for (let row = 0; row < n; row++) {
+        order[place[row]] = row;
+        if (end[row] === row + 1) continue;
+        let count = 0;
+        for (let child = row + 1; child < end[row]; child = end[child]) {
+          let i = count++;
+          // Most nodes have few children: these are in order before a call of sort would begin.
+          if (i < FEW) for (; i && keys[children[i - 1]] > keys[child]; i--) children[i] = children[i - 1];
+          children[i] = child;
+        }
+        if (count > FEW) children.subarray(0, count).sort(compare);
+        let at = place[row] + 1;
+        for (let i = 0; i < count; i++) {
+          const child = children[i];
+          place[child] = at;
+          at += end[child] - child;
+        }
       }
     }
     this.order = order;

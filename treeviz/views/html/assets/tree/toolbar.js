@@ -14,7 +14,7 @@ const HELP = [
   'a b — both   a | b — either   -a — not   "a b" — literally',
 ];
 
-const FLAT = "Leaves only, with full paths, largest first";
+const FLAT = "Leaves only, largest first";
 
 /** @param {import("./view.js").View} view @returns {{element: HTMLElement, search: HTMLInputElement, blanks: HTMLElement}} the line, the box in it, and the line below the rows */
 export function toolbar(view) {
@@ -26,7 +26,7 @@ export function toolbar(view) {
     focus: () => setTimeout(() => view.search.warmUp()),
   });
   const status = h("output", { "aria-live": "polite" });
-  const help = menu("?", "How to search", () => HELP.map((line) => h("div", {}, line)));
+  const help = menu("?", () => HELP.map((line) => h("div", {}, line)), "How to search");
   help.classList.add("help");
   const button = (text, label, click) => h("button", { "aria-label": label, title: label, click }, text);
   const filter = h("input", { type: "checkbox", checked: true, change: () => view.search.setFiltering(filter.checked) });
@@ -73,7 +73,7 @@ export function toolbar(view) {
   });
   const flip = () => view.setFlat(!rows.isFlat);
   const flat = button("Flat", FLAT, flip);
-  const fold = button("Fold", "Collapse identical siblings, such as layers, into one row", () => view.setFolding(!rows.isFolding));
+  const fold = button("Fold", "Collapse identical siblings into one row", () => view.setFolding(!rows.isFolding));
   flat.classList.add("wide");
   const showSearch = () => {
     flat.ariaPressed = `${rows.isFlat}`;
@@ -85,14 +85,14 @@ export function toolbar(view) {
   // A few rows need no tools but when the reader comes to them: they take no room.
   view.root.classList.toggle("few", tree.n < 12 && !view.root.classList.contains("page") && !tree.header.series);
   const menus = [
-    menu("View", "Levels and columns", viewChoices),
+    menu("View", viewChoices),
     copyMenu(view),
-    menu("Export", "Save what is shown", exports),
+    menu("Export", exports),
     // On a phone one menu has all.
-    menu("⋯", "More", () => [
+    menu("⋯", () => [
       act(rows.isFlat ? "Tree" : "Flat", flip, FLAT),
       ...viewChoices(), title("Copy"), ...copyChoices(view, closeAll), title("Export"), ...exports(),
-    ]),
+    ], "More"),
   ];
   menus[3].classList.add("all");
   const closeAll = () => menus.forEach((each) => (each.open = false));
@@ -107,7 +107,7 @@ export function toolbar(view) {
     h("span", { class: "shape" }, fold, flat),
     h("span", { class: "last" }, view.grid.more, ...menus),
   );
-  const blanks = h("button", { class: "link blanks", title: "Show them", click: () => view.showBlanks(true) }, `${wholeText(tree.blanks.length)} fields are None`);
+  const blanks = h("button", { class: "link blanks", click: () => view.showBlanks(true) }, `${wholeText(tree.blanks.length)} fields are None`);
   const showBlanks = () => (blanks.hidden = !rows.hidesBlanks);
   view.on("change", () => (showSearch(), showBlanks()));
   showSearch();
