@@ -17,6 +17,7 @@ import treeviz as tv
 from treeviz.cli import main
 from treeviz.cli.output import TROUBLE
 from treeviz.steps.compiles.traced import sown_step
+from treeviz.steps.cost import _split
 from treeviz.steps.tracing.flops import work_of
 from treeviz.steps.tracing.primitives import equations
 
@@ -263,6 +264,17 @@ def test_what_the_compiler_counts_stands_beside_and_is_explained():
     flops = next(note for note in view.notes if "FLOPs" in note)
     assert flops.startswith("XLA counts ") and "XLA counts the body of a loop once" in flops
     assert "all-reduce" in view.text() and "added by the compiler" in view.text()
+
+
+def test_names_that_the_compiler_joins_are_taken_apart():
+    assert _split("jit(step)/net/(transpose(jvp(a))/dot:(b:c)/add)") == [
+        "jit(step)/net/transpose(jvp(a))/dot",
+        "jit(step)/net/(b:c)/add",
+    ]
+    assert _split("jit(step)/mlp/(a/dot:b/(dot:sum))") == [
+        f"jit(step)/mlp/{name}" for name in ("a/dot", "b/dot", "b/sum")
+    ]
+    assert _split("jit(step)/jvp(a)/dot") == ["jit(step)/jvp(a)/dot"]
 
 
 def test_a_note_says_what_is_not_counted():

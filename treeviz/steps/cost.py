@@ -506,25 +506,43 @@ def _added_collectives(
 ) -> list[tuple[Payer, Collective]]:
     """The collectives in the text of a compiled program that are not in the program of the step.
 
-    Who pays is known if one leaf has operations of that name.
+    Who pays is known if one leaf has operations of that name, in a loop or outside of all.
     """
     found: list[tuple[Payer, Collective]] = []
     for match in filter(None, map(_COLLECTIVE.search, text.splitlines())):
         # The compiler joins several into one: (f32[5,4], f32[]) …, op_name="jit(step)/(dot_general:jvp()/reduce_sum)"
         arrays, names = _ARRAY.findall(match[1]), (_OP_NAME.findall(match[3]) or [""])[0]
-        parts = re.sub(r"^(?:jit\([^()]*\)/)*\((.*)\)$", r"\1", names).split(":")
+        parts = _split(names)
         groups = [[array] for array in arrays] if len(parts) == len(arrays) else [arrays]
         operands = _bytes_of(_ARRAY.findall(match[3].partition(")")[0]))
         for name, group in zip(parts, groups, strict=False):
             is_backward, *key = _key_of(name)
             # Until jax 0.6, an equation inside a loop does not know that it is of a backward pass.
             payers = payers_of_name.get((is_backward, *key)) or payers_of_name.get((False, *key), {})
-            payer = next(iter(payers)) if len(payers) == 1 else key[0] or (_BY_COMPILER,)
-            turns = max(payers.values(), default=1.0) if "while" in re.split("[/()]", name) else 1.0
+            is_in_loop = "while" in re.split("[/()]", name)
+            payers = {payer: n for payer, n in payers.items() if (n > 1) == is_in_loop} or payers
+            leaves = [payer for payer in payers if isinstance(payer, int)] or [*payers]
+            payer = leaves[0] if len(leaves) == 1 else key[0] or (_BY_COMPILER,)
+            turns = max(payers.values(), default=1.0) if is_in_loop else 1.0
             n_bytes = turns * max(_bytes_of(group), operands if len(groups) == 1 else 0)
             if key[1] not in _COLLECTIVES:
                 found.append((payer, Collective(match[2], "", (), n_bytes, True)))
     return found
+
+
+def _split(op_names: str) -> list[str]:
+    """The names that the compiler has joined: "step/a/(b:c)" are "step/a/b" and "step/a/c"."""
+    match = re.fullmatch(r"((?:.*?/)?)\((.*)\)", op_names)
+    if match is None:
+        return [op_names]
+    parts, depth = [""], 0
+    for char in match[2]:
+        depth += (char == "(") - (char == ")")
+        if char == ":" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [match[1] + name for part in parts for name in _split(part)]
 
 
 def _key_of(op_name: str) -> tuple:
@@ -564,6 +582,8 @@ def _compared(costs: _Costs, totals: Mapping[str, float], n_devices: int, compil
             if costs.once != totals["flops"] and name != "peak":
                 makes = f", which makes {write(once)}" if name == "flops" else ""
                 reasons.append(f"counts the body of a loop once{makes}")
+            if name == "flops" and n_devices > 1 and theirs > once:
+                reasons.append("runs on every device what is not divided, such as the update of whole parameters")
             if not reasons or not math.isclose(once, theirs, rel_tol=_TOLERANCE):
                 reasons.append(reason)
         why = f": XLA {', and '.join(reasons)}" if reasons else ""
@@ -685,6 +705,7 @@ def _view(step: Any, traced: SownStep, costs: _Costs, compiled: dict[str, float]
         memory = stats.get("bytes_limit")
     path = {payer: "/".join(payer) if isinstance(payer, tuple) else path_text(table, row_of[payer]) for payer in row_of}
     residuals = [r._replace(path=path.get(payer, "")) for payer, r in costs.residuals]
+    path[_BY_COMPILER,] = ""
     costs.collectives.sort(key=lambda pair: -pair[1].bytes)
     collectives = [c._replace(path=path.get(payer, "")) for payer, c in costs.collectives]
     notes = costs.notes + (_compared(costs, totals, n_devices, compiled) if compiled else [])
