@@ -52,13 +52,22 @@ def said() -> tuple[str, str]:
             instrumented, "instrumented", lambda *args, **keywords: instrument(*args, **{**keywords, "donate": False})
         )
         patch.setattr(sharding, "_memory", lambda *_: "somewhere")
+        forget_facts()
         patch.setattr(gpu, "has_copies", lambda _: True)
         patch.setattr(gpu, "best", lambda *_: 1.0)
         for name in ("locate_nan", "time_step", "move_window", "read_values", "run_steps"):
             patch.setattr(gpu, name, lambda *_, **__: None)
         sabotaged, status = printed(gpu.main)
         assert status == 1, sabotaged
+    forget_facts()
     return whole, sabotaged
+
+
+def forget_facts() -> None:
+    """Those of arrays, which the trees of one process share."""
+    for value in vars(sharding).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 def printed(main) -> tuple[str, int]:
