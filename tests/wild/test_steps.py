@@ -20,8 +20,12 @@ import treeviz as tv
 assert libraries and projects and sequences  # they register their steps
 N_STEPS = 20
 PRECISE = ("optax_adversarial_training",)
+# They run no line of treeviz that others do not run; tests/benchmarks/bits.py and wild/moved.py run all.
+ALIKE = {"cleanrl_critic", "denoising_diffusion", "flax_ppo", "jax_mnist_vae", "nano_gpt"}
 TRAINED = [*PUBLISHED][::6]  # whose leaves that move are compared with those that `trained` names; wild/moved.py: all
-STEPS = [pytest.param(name, marks=[pytest.mark.optimized] * (name in PRECISE)) for name in PUBLISHED]
+STEPS = [
+    pytest.param(name, marks=[pytest.mark.optimized] * (name in PRECISE)) for name in PUBLISHED if name not in ALIKE
+]
 
 
 @pytest.mark.parametrize("name", STEPS)
