@@ -61,7 +61,7 @@ def test_an_unbound_parameter_is_a_leaf_with_its_label_and_the_shape_of_its_valu
         ("variable", "StateVariable", None, "", 0, "label='cache' value={'a': float32[2]}"),
     ]
     assert table.notes == {}
-    assert table.headline[:3] == ("3 leaves", "Parameter 24, StateVariable 2", "104 B")
+    assert table.headline[:4] == ("3 leaves", "Parameter 24", "StateVariable 2", "104 B")
 
 
 def test_a_parameter_has_the_statistics_of_its_array_and_a_variable_without_one_says_why_it_has_none():

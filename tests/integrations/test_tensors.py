@@ -122,7 +122,7 @@ def test_a_torch_tensor_shows_shape_dtype_device_and_whether_it_has_a_gradient(f
         ("tensor", "Tensor", (4,), "float16", 8, "cpu"),
     ]
     assert table.notes == {}
-    assert table.headline[:2] == ("2 leaves", "Parameter 6, Tensor 4")
+    assert table.headline[:3] == ("2 leaves", "Parameter 6", "Tensor 4")
     assert "├─ w  Parameter bfloat16[2,3] tensor  cuda:0, requires_grad" in text_of(tree).splitlines()
 
 
