@@ -175,13 +175,14 @@ class StaticFields:
         pairs = list(pairs)[:_MAX_FIELDS]
         if not pairs:
             return ()
-        cache_key = (*map(str.__str__, [name for name, _ in pairs]), *sameness([value for _, value in pairs]))
+        same = sameness([value for _, value in pairs])
+        cache_key = (*map(str.__str__, [name for name, _ in pairs]), *same)
         known = self._texts.get(cache_key)
         if known is None:
             texts = tuple(
                 (visible(name, 80), "(not set)" if value is MISSING else static_text(value)) for name, value in pairs
             )
-            known = self._texts[cache_key] = texts, static_note(pairs)
+            known = self._texts[cache_key] = texts, static_note(pairs) if None in same[::2] else None
             self._kept.append(pairs)
         texts, note = known
         if note is not None and not is_leaf and note not in self.notes:
@@ -218,7 +219,7 @@ def sameness(values: list[Any]) -> list[Any]:
     same: list[Any] = []
     for value in values:
         cls = type(value)
-        if cls is int or cls is str:
+        if cls is int or cls is str or cls is bool or value is None:
             same += (cls, value)
         elif cls is float:
             same += (cls, value.hex())  # distinguishes -0.0 from 0.0, and is equal for all NaN

@@ -47,7 +47,6 @@ class Guide(NamedTuple):
 
 
 _new_guide = partial(tuple.__new__, Guide)  # faster than Guide(...), which runs for each line
-_new_facts = partial(tuple.__new__, Facts)  # faster than _replace
 
 
 def guides(table: TreeTable, left_out: LeftOut, n_levels: int, glyphs: Glyphs) -> Iterator[Guide]:
@@ -185,7 +184,7 @@ def _with_counts(table: TreeTable) -> TreeTable:
     for code, children, leaves in distinct:
         facts = table.facts[code]
         own_count = [count_text(children)] if facts.kind in _IS_COUNTED and children != leaves else []
-        counted.append(_new_facts((facts.kind, " · ".join([facts.type, *own_count, leaves_text(leaves)]), *facts[2:])))
+        counted.append(Facts(facts.kind, " · ".join([facts.type, *own_count, leaves_text(leaves)]), *facts[2:]))
     return same_rows(table, facts=tuple(counted), fact_codes=codes)
 
 
