@@ -473,7 +473,7 @@ class _Aligner:
         """Whether two subtrees have the same keys, below their roots, and the same facts."""
         further, end = right - left, self._ends[0][left]
         counts = self._alike.counts(further) if self._ends[1][right] == end + further else None
-        return counts is not None and bool(counts[end] - counts[left] == end - left)
+        return counts is not None and counts.item(end) - counts.item(left) == end - left
 
     def _is_again(self, at: int, left: int, right: int) -> bool:
         """Whether two subtrees equal those of their previous siblings, which were aligned at `at`."""
@@ -485,7 +485,7 @@ class _Aligner:
             return False
         nodes = (self._left, self._right)[side].nodes
         counts = self._siblings[side].counts(size) if type(nodes[before]) is type(nodes[row]) else None
-        return counts is not None and bool(counts[row] - counts[before + 1] == size - 1)
+        return counts is not None and counts.item(row) - counts.item(before + 1) == size - 1
 
     def _n_like(self, side: int, row: int, size: int) -> int:
         """The number of next siblings that each equal the one before, of a size that `_is_like` was called with."""
