@@ -22,7 +22,7 @@ import treeviz
 import treeviz.inspector.inspector
 import treeviz.views.text.text
 from treeviz import differ
-from treeviz.analysis.overlay import overlaid
+from treeviz.analysis import overlay
 from treeviz.explainer import explain
 from treeviz.inspector import panel, run_log, runs
 from treeviz.integrations import treescope
@@ -195,7 +195,7 @@ PROMISED = {
     "CompileWatch": [(lambda: f"The first {watch._MOST_KEPT:,} calls that compiled")],
     "assert_same": [(lambda: f"the first {differ._MOST_LINES}, one line each")],
     "explain_errors": [(lambda: "more than a second" if explain.TIME_LIMIT_S == 1 else "more")],
-    "overlay": [(lambda: f"at most {overlaid._MOST:,} leaves that do not fit")],
+    "overlay": [(lambda: f"at most {overlay._MOST:,} leaves that do not fit")],
     "render": [(lambda: f"the first {treescope._MOST_OBJECTS} leaves of types unknown to JAX")],
 }
 
