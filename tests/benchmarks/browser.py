@@ -77,7 +77,8 @@ IS_READY = {
 }
 # The button is in a menu, which is made when it opens.
 OPEN_MENU = """async () => {
-  document.querySelector("[data-treeviz]")?.shadowRoot.querySelector("summary[title=View]")?.click();
+  const { shadowRoot } = document.querySelector("[data-treeviz]") ?? {};
+  shadowRoot?.querySelector("summary[title=View], summary[title^=Levels]")?.click();
   await new Promise((resolve) => setTimeout(resolve, 100));
 }"""
 EXPAND_ALL = {
