@@ -328,9 +328,9 @@ def test_only_named_protocols_are_read_and_a_missing_library_is_named(monkeypatc
     for address in ("zip://a.npz", "simplecache::https://a/b.npz", "reference://x", "file:///etc/passwd"):
         with pytest.raises(LoadError, match="treeviz reads local files, and s3://, "):
             read(address)
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ImportError, match=re.escape('s3:// needs s3fs: pip install "jax-treeviz[remote]" s3fs')):
-        read("s3://bucket/m.npz")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ImportError, match=re.escape('gs:// needs gcsfs: pip install "jax-treeviz[remote]" gcsfs')):
+        read("gs://bucket/m.npz")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ImportError, match=re.escape('fsspec is not installed: pip install "jax-treeviz[remote]"')):
         read("s3://bucket/m.npz")
