@@ -5,7 +5,7 @@ import { FORMAT } from "../tree/tree.js";
 import { mount } from "../tree/mount.js";
 import { additions } from "../tree/view.js";
 
-// Of the page, what page_loader.js reads data with; of a host, that it is mounted. Another release may read another way.
+// Of the document, what page_loader.js reads data with; of a host, that it is mounted. Another release may read another way.
 const OURS = `treeviz ${FORMAT}`;
 // This script mounts only the hosts that need its part of the front end, which the last addition names; another script of
 // the page mounts the others.
@@ -15,6 +15,6 @@ for (const host of /** @type {NodeListOf<HTMLElement>} */ (document.querySelecto
   const data = host.querySelector("script");
   if (data && !host[OURS]) {
     host[OURS] = true;
-    mount(host, /** @type {any} */ (self)[OURS](data.text));
+    mount(host, /** @type {any} */ (document)[OURS](data.text));
   }
 }

@@ -4,7 +4,7 @@
 import { bytesOf } from "./base91.js";
 
 // The front end, a script of its own, reads the data of its hosts with it. The number is FORMAT in tree.js.
-/** @type {any} */ (self)["treeviz 7"] = bytesOf;
+/** @type {any} */ (document)["treeviz 7"] = bytesOf;
 /** @type {NodeListOf<HTMLScriptElement>} */ (document.querySelectorAll("[type$=treeviz]")).forEach(async (block) => {
   block.type = "ran";
   try {

@@ -13,7 +13,7 @@ export async function savePage(view) {
   const text = [
     `<!DOCTYPE html><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="${policy}"><meta name=color-scheme content="light dark">`,
     `<title>${name.replace(/</g, "&lt;")}</title><div class=treeviz data-page data-treeviz="${FORMAT} details"><script type=text/plain>${data}<\/script></div>`,
-    `<script>self["treeviz ${FORMAT}"]=(text)=>Uint8Array.from(atob(text),(byte)=>byte.charCodeAt(0))<\/script>`,
+    `<script>document["treeviz ${FORMAT}"]=(text)=>Uint8Array.from(atob(text),(byte)=>byte.charCodeAt(0))<\/script>`,
     `<script type=module>${globalThis[Symbol.for("treeviz.source")]}<\/script>`,
   ];
   download(view, "html", URL.createObjectURL(new Blob(text, { type: "text/html" })));
