@@ -30,7 +30,7 @@ _SHARE = 0.05  # of the time that a run is read for the list, while it is writte
 
 
 class Site:
-    """The runs and checkpoints below some paths and at addresses. Nothing else is ever read, and nothing is written.
+    """The runs and checkpoints below some paths and at addresses. Nothing else is read, and none of them is written to.
 
     An item has a key: its name, after the names of the folders between it and the path that was given.
     """

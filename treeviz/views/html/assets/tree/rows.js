@@ -33,7 +33,7 @@ export class Rows {
     /** Whether only leaves are visible, sorted over the whole tree. */
     this.isFlat = false;
     this.nLeaves = 0;
-    /** The runs of alike siblings that one row stands for, while they are folded. @type {Folds | null} */
+    /** The runs of similar siblings that one row stands for, while they are folded. @type {Folds | null} */
     this.folds = null;
     this.isFolding = true;
     this.hasRuns = false;

@@ -30,7 +30,7 @@ export class Column {
     const [labels, own] = levels === null ? tree.facts[name] : [levels[0], buffers[levels[1] ?? levels]];
     Object.assign(this, { name, format, help, shown, rollup, blank, spec, tree, title: title || name, labels: labels?.map(shapeText), levels: own, codes: buffers[codes], bad: buffers[bad] });
     this.isNumber = format in WRITE;
-    /** Whether it sums up facts: subtrees that are alike have the same values. */
+    /** Whether it sums up facts: similar subtrees have the same values. */
     this.isOfFacts = rollup === "sum" && this.codes === tree.factCodes;
   }
 
@@ -96,7 +96,7 @@ export class Tree {
     /** The series of a live run, in place of the first packed one. @type {any[]} */
     this.growing = [];
     this.name = header.name;
-    // Of each row whether its next sibling is alike, if there are such.
+    // Of each row whether its next sibling is similar, if there are such.
     [this.depth, this.keyCodes, this.factCodes, this.isLikeNext = new Uint8Array(this.depth.length)] = header.rows.map((at) => buffers[at]);
     this.n = this.depth.length;
     /** The rows that are None, which a line below the rows counts, and those that show the same as a sibling. @type {ArrayLike<number>} */

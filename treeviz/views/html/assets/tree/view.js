@@ -161,7 +161,7 @@ export class View extends EventTarget {
     this.rows.sort(column && sortRanks(this.tree, column), descending);
   }
 
-  /** Fold all runs of alike siblings, or none. @param {boolean} isFolding */
+  /** Fold all runs of similar siblings, or none. @param {boolean} isFolding */
   setFolding(isFolding) {
     const { rows } = this;
     rows.isFolding = isFolding;
