@@ -317,7 +317,7 @@ def patience():
 @pytest.fixture(scope="session", autouse=True)
 def nothing_unread():
     """What treeviz cannot read of a step costs a user some numbers and a note; here it is an error."""
-    from treeviz.steps.tracing.unread import Unread
+    from treeviz.steps.tracing.jax_private import Unread
 
     def note(self, lost: str, error: Exception) -> None:
         raise AssertionError(lost) from error
@@ -342,6 +342,6 @@ def never_compared(request: pytest.FixtureRequest):
 @pytest.fixture
 def may_be_unread(nothing_unread, monkeypatch: pytest.MonkeyPatch):
     """What treeviz cannot read costs in this test what it costs a user."""
-    from treeviz.steps.tracing.unread import Unread
+    from treeviz.steps.tracing.jax_private import Unread
 
     monkeypatch.setattr(Unread, "note", nothing_unread)

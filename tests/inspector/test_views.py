@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import treeviz as tv
-from treeviz.inspector.two_runs import compare_runs
-from treeviz.inspector.views import diagnosis, whole_view
+from treeviz.inspector.views import compare_runs, diagnosis, whole_view
 from treeviz.steps.findings.finding import Finding
 from treeviz.steps.measure import MeasuredTree, source_of
 from treeviz.steps.recording.history import History, ScalarRow

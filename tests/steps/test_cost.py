@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treeviz as tv
 from treeviz.cli import main
 from treeviz.cli.output import TROUBLE
-from treeviz.steps.compiles.traced import sown_step
+from treeviz.steps.compiles.step_arguments import sown_step
 from treeviz.steps.cost import _split
-from treeviz.steps.tracing.flops import work_of
+from treeviz.steps.tracing.payers import work_of
 from treeviz.steps.tracing.primitives import equations
 
 

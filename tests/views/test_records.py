@@ -7,8 +7,9 @@ import pytest
 from norm_runs import Run
 
 import treeviz
-from treeviz.inspector.inspector import to_frame, to_records
+from treeviz.inspector.inspector import to_frame
 from treeviz.tree.frame import data_frame
+from treeviz.tree.frame import records as records_of
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -36,12 +37,12 @@ def test_a_data_frame_is_made_of_the_records():
 def test_a_run_has_a_record_for_each_leaf_and_step_and_merged_steps_say_so():
     run = Run({"['a']": 10, "['b']": 20}, n_steps=40)
     run.bad[3, 1] = 2
-    records = to_records(run.history(), "grads")
+    records = [*records_of(to_frame(run.history(), "grads"))]
     assert len(records) == 80
     norms = {"norm": pytest.approx(np.nan, nan_ok=True), "finite_norm": run.grads[3, 1]}
     assert records[7] == {"first_step": 3, "step": 3, "path": "['b']", **norms, "nonfinite": 2}
     assert records[8]["norm"] == records[8]["finite_norm"] == run.grads[4, 0]
-    merged = to_records(run.history(max_bytes=1), "grads")
+    merged = [*records_of(to_frame(run.history(max_bytes=1), "grads"))]
     assert merged[0]["first_step"] == 0 < merged[0]["step"]
     assert sum(each["nonfinite"] for each in merged) == 2
 
@@ -89,6 +90,6 @@ def test_counts_that_were_not_measured_are_missing_not_zero():
     history.append(3, {"grads": {"norm": np.ones(1)}})
     frame = to_frame(history, "grads")
     assert frame["nonfinite"].mask.tolist() == [False] * 3 + [True]
-    assert "nonfinite" not in to_records(history, "grads")[3]
+    assert "nonfinite" not in [*records_of(to_frame(history, "grads"))][3]
     pytest.importorskip("pandas")
     assert data_frame(frame)["nonfinite"].isna().tolist() == [False] * 3 + [True]

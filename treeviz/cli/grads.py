@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     inspector = recorded(options.run_file)
     if options.other is None:
         return shown(with_run_options(inspector.render(options.tree), options), options, lambda: str(inspector))
-    from treeviz.inspector.two_runs import compare_runs
+    from treeviz.inspector.views import compare_runs
 
     other = recorded(options.other)
     files = options.run_file, options.other

@@ -48,11 +48,6 @@ if TYPE_CHECKING:
 # A history as records and columns
 
 
-def to_records(history: History, source: str) -> list[dict[str, Any]]:
-    """Return one dict per recorded leaf and step; see `GradientInspector.to_records`."""
-    return list(records(to_frame(history, source)))
-
-
 def to_frame(history: History, source: str) -> Frame:
     """Return the columns of steps, "path" and each statistic; for scalars, one column per name."""
     leaves, labels = [0], None
@@ -460,7 +455,7 @@ class GradientInspector:
         Raises:
           LookupError: Nothing was measured yet.
         """
-        return to_records(self.history, source or main_source(self.history))
+        return list(records(to_frame(self.history, source or main_source(self.history))))
 
     def to_pandas(self, source: str | None = None) -> Any:
         """Return `to_records` as a `pandas.DataFrame`; paths are categories, unmeasured values are NaN or <NA>.

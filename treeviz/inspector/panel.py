@@ -36,21 +36,12 @@ if TYPE_CHECKING:
 # The backend of a live widget
 
 
-class Calls(Protocol):
-    """The part of `Runs` that the live view uses: which calls of the watched steps were measured."""
-
-    def calls(self) -> Mapping[Any, int]: ...
-    def last_called(self, source: str, newest: int) -> int: ...
-    def first_called(self, source: str, first: int, before: Mapping[Any, int]) -> int: ...
-
-
 class Inspector(Protocol):
     """The part of `GradientInspector` that the live view uses."""
 
     thresholds: Thresholds
+    _runs: Any  # which calls of the watched steps were measured: `calls`, `last_called` and `first_called` of `Runs`
 
-    @property
-    def _runs(self) -> Calls: ...
     @property
     def name(self) -> str: ...
     def render(self) -> TreeView: ...
@@ -125,11 +116,7 @@ class LiveBackend:
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page.
-
-        "whole" without a number resends all buckets, because the page missed some. With a number it does nothing: the
-        page only tests whether Python answers.
-        """
+        """Answer a request of the page: "whole" resends all buckets; with a number the page only tests Python."""
         if operation == "whole" and not numbers and not is_cancelled():
             self.panel.resend()
         return {"sections": []}, []
@@ -318,7 +305,6 @@ class RunMessages:
 
     Args:
       recorder: A weak reference, since a view must not keep the recorder's arrays alive.
-      first_called: Returns the number of the first call in this run, given the source and the first inspected call.
     """
 
     def __init__(
@@ -480,9 +466,7 @@ class LivePanel:
     read, and when no more arrive, or the notebook's cell has run, the final view, which the notebook saves.
 
     Args:
-      total: The number of steps of the loop, if known.
       share: The share of the time that updates may take.
-      clock, cpu_clock: In seconds; `cpu_clock` counts the CPU time of this thread.
     """
 
     def __init__(

@@ -58,7 +58,15 @@ class SampledParams:
             if len(samples) == self._searched.get(suffix) or not (wait or all(sample.is_ready() for sample in samples)):
                 continue
             self._searched[suffix] = len(samples)
-            if self._has_finding(samples):
+            read_steps: list[ReadSteps] = []
+            for sample in samples:
+                with contextlib.suppress(RuntimeError):  # the step failed, or the parameters could not be read
+                    read_steps += [*read([sample])]
+            history = History(read_steps[0].sources if read_steps else [], 1 << 20)
+            for steps in read_steps:
+                if steps.sources == read_steps[0].sources:
+                    history.extend(steps.steps, steps.numbers, steps.inner)
+            if read_steps and findings(history, thresholds=self._thresholds, kinds=_KINDS):
                 self._report(suffix)
 
     def explain(self, history: History) -> bool:
@@ -90,19 +98,6 @@ class SampledParams:
         self._reported.add(suffix)
         for sample in self._kept.pop(suffix):
             self._record(sample)
-
-    def _has_finding(self, samples: list[Arrived]) -> bool:
-        read_steps: list[ReadSteps] = []
-        for sample in samples:
-            with contextlib.suppress(RuntimeError):  # the step failed, or the parameters could not be read
-                read_steps += [*read([sample])]
-        if not read_steps:
-            return False
-        history = History(read_steps[0].sources, 1 << 20)
-        for steps in read_steps:
-            if steps.sources == read_steps[0].sources:
-                history.extend(steps.steps, steps.numbers, steps.inner)
-        return bool(findings(history, thresholds=self._thresholds, kinds=_KINDS))
 
 
 # The watched steps of each run, and the histories of earlier runs

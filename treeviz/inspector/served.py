@@ -19,8 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from treeviz.inspector.panel import LivePanel, Throttle
-from treeviz.inspector.two_runs import compare_runs
-from treeviz.inspector.views import whole_view
+from treeviz.inspector.views import compare_runs, whole_view
 from treeviz.steps.findings.find import findings
 from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import History, main_source
@@ -39,9 +38,6 @@ class Pages:
 
     Args:
       complete: Adds to the status of a run what only its file says.
-
-    Attributes:
-      version: The number of trees before this one.
     """
 
     def __init__(
@@ -51,7 +47,7 @@ class Pages:
         publish: Publish,
         complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
-        self.version, self._status, self._token = 0, status, secrets.token_hex(8)
+        self.version, self._status, self._token = 0, status, secrets.token_hex(8)  # the first counts trees
         self._backend, self._publish, self._complete = backend, publish, complete
         self._cancelled: deque[int] = deque(maxlen=100)
 
@@ -78,14 +74,7 @@ class Pages:
         return json.dumps(traits).encode() + b"\n" + view.packed
 
     def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
-        """Answer a request of a page.
-
-        Returns:
-          JSON and binary buffers; None if there is nothing to answer.
-
-        Raises:
-          ValueError: It is not a request.
-        """
+        """Answer a request of a page by JSON and buffers, or None; ValueError if it is none."""
         request = read_request(content)
         if isinstance(request, str):
             raise ValueError(request)

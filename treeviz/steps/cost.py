@@ -18,11 +18,9 @@ from jax.extend import core
 
 from treeviz.analysis.facts import common_mesh, fact_columns, size_columns
 from treeviz.steps.compiles.forecast import inner_name
-from treeviz.steps.compiles.step_arguments import path_text
-from treeviz.steps.compiles.traced import SownStep, sown_step
+from treeviz.steps.compiles.step_arguments import SownStep, path_text, sown_step
 from treeviz.steps.nan_origin.report import frames_of
 from treeviz.steps.tracing.dataflow import Followed
-from treeviz.steps.tracing.flops import work_of
 from treeviz.steps.tracing.payers import (
     Known,
     Level,
@@ -35,6 +33,7 @@ from treeviz.steps.tracing.payers import (
     scopes_of,
     spec_axes,
     spread_back,
+    work_of,
 )
 from treeviz.steps.tracing.primitives import (
     COND,

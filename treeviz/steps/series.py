@@ -60,10 +60,7 @@ def _table(tree: MeasuredTree, name: str) -> TreeTable:
 
 
 def gradient_series(
-    history: History,
-    table: TreeTable,
-    source: str = "grads",
-    findings: Iterable[Finding] = (),
+    history: History, table: TreeTable, source: str = "grads", findings: Iterable[Finding] = ()
 ) -> tuple[Series, ...]:
     """Return the norm of every row of `table` over the steps, and its ratio to the parameter norm if known.
 

@@ -272,7 +272,7 @@ def test_an_error_of_the_comparison_is_not_one_of_the_step(monkeypatch):
     def fail(*_):
         raise RuntimeError("of the comparison")
 
-    for name in ("compare", "_inside", "n_bytes_on_device"):
+    for name in ("compare", "_described", "n_bytes_on_device"):
         with monkeypatch.context() as patch:
             patch.setattr(compare_once, name, fail)
             watched = watch(jax.jit(update), seen := Recorder())

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import treeviz
 from treeviz.steps.tracing.jax_private import now_seeing, seeing_gradients, why_not
 from treeviz.steps.tracing.jitted import is_jitted, jit_options
-from treeviz.steps.tracing.processes import ProcessConsensus
+from treeviz.steps.tracing.watch import ProcessConsensus
 
 pytestmark = pytest.mark.oldest_jax
 

@@ -11,7 +11,7 @@ import pytest
 from watched import same_bytes, watch
 
 from treeviz.steps.tracing import instrumented, reap
-from treeviz.steps.tracing.unread import Unread
+from treeviz.steps.tracing.jax_private import Unread
 
 pytestmark = pytest.mark.oldest_jax
 

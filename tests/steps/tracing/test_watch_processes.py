@@ -14,7 +14,7 @@ import pythons
 from compiling import PLAIN_FLAGS, quick_environment
 
 from treeviz import GradientInspector
-from treeviz.steps.tracing import processes
+from treeviz.steps.tracing import watch as processes
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -27,7 +27,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")  # what newer re
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=120)
 import jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from treeviz.steps.tracing import processes
+from treeviz.steps.tracing import watch as processes
 from treeviz.steps.tracing import watch as watching
 from treeviz.steps.statistics import ACTIVATIONS, unpack, unpack_activations
 

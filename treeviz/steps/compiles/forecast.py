@@ -174,10 +174,10 @@ def _keys(part: JitType) -> list[Any]:
 
 
 class TracedStep(NamedTuple):
-    """A traced step."""
+    """The types of a traced step."""
 
-    arguments: dict[str, JitType]  # the types of its arguments, by name
-    result: JitType  # the types of its result
+    arguments: dict[str, JitType]  # by name
+    result: JitType
 
 
 # (step, args, kwargs) -> None for a step of another library
@@ -329,11 +329,7 @@ class Forecast(Differences):
 
 
 def forecast(
-    step: Callable,
-    *args: Any,
-    state_arg: int | str | Sequence[int | str] | None = None,
-    out: Any = None,
-    **kwargs: Any,
+    step: Callable, *args: Any, state_arg: int | str | Sequence[int | str] | None = None, out: Any = None, **kwargs: Any
 ) -> Forecast:
     """Forecast whether the second call of a step traces and compiles again, and which leaf of its state causes it.
 

@@ -1,4 +1,4 @@
-"""A view of the arguments of a compiled step: which donated buffers are reused, and the cost of flattening."""
+"""The arguments of a step: which donated buffers are reused, the cost of flattening; and a trace that knows them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import tree_util
 
 from treeviz.analysis.facts import common_mesh, fact_columns, headline, size_columns
-from treeviz.steps.compiles.forecast import argument_names, inner_name, out_tree
+from treeviz.steps.compiles.forecast import argument_names, called_inside, inner_name, named_arguments, out_tree
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
     JittedStep,
@@ -26,6 +26,7 @@ from treeviz.steps.tracing.jitted import (
     is_jitted,
     jit_options,
     jitted_step,
+    trace_sown,
 )
 from treeviz.tree.describers import load_libraries
 from treeviz.tree.facts import Column, Note
@@ -137,31 +138,19 @@ _MOST_DEEP = 200  # levels; JAX's flatten is not called for deeper trees
 
 
 class ClassCost(NamedTuple):
-    """The cost of flattening the nodes of one class.
-
-    Attributes:
-      name: Name of the class.
-      n: Number of its nodes in the arguments.
-      each_us: Microseconds per node, without its children.
-    """
+    """The cost of flattening the nodes of one class."""
 
     name: str
-    n: int
-    each_us: float
+    n: int  # nodes in the arguments
+    each_us: float  # microseconds per node, without its children
 
 
 class Flattening(NamedTuple):
-    """The cost of flattening the arguments, which JAX does in each call; the fastest of five measurements.
+    """The cost of flattening the arguments, which JAX does in each call; the fastest of five measurements."""
 
-    Attributes:
-      us: Microseconds for all arguments.
-      as_list_us: Microseconds for a list of the same leaves.
-      classes: The costs of the registered classes, the largest first.
-    """
-
-    us: float
-    as_list_us: float
-    classes: tuple[ClassCost, ...]
+    us: float  # microseconds
+    as_list_us: float  # of a list of the same leaves
+    classes: tuple[ClassCost, ...]  # the registered ones, the most costly first
 
     @property
     def text(self) -> str:
@@ -184,19 +173,15 @@ def measure_flattening(table: TreeTable, nodes: Sequence[Any]) -> Flattening | N
     costs = []
     for group in by_class.values() if flatten else ():
         sample = group[:_MOST_NODES]
-        seconds = guarded(lambda sample=sample: _seconds_for_nodes(flatten, sample), lambda _: None)
-        if seconds is not None:
+        # The call from Python is not part of a step, so that of tuples is subtracted.
+        both = guarded(lambda sample=sample: (sample, [tuple(flatten(node)[0]) for node in sample]), lambda _: ())
+        if both:
+            own_s, tuples_s = (_least_seconds(lambda same=same: [*map(flatten, same)]) for same in both)
+            seconds = max(own_s - tuples_s, 0.0)
             costs.append(ClassCost(class_name(type(group[0])), len(group), 1e6 * seconds / len(sample)))
     costs.sort(key=lambda cost: -cost.n * cost.each_us)
     whole, flat = (_least_seconds(lambda tree=tree: tree_util.tree_flatten(tree)) for tree in (nodes[0], leaves))
     return Flattening(1e6 * whole, 1e6 * flat, tuple(costs))
-
-
-def _seconds_for_nodes(flatten: Callable[[Any], Any], nodes: Sequence[Any]) -> float:
-    """The seconds to flatten nodes minus those for tuples, since the call from Python is not part of a step."""
-    tuples = [tuple(flatten(node)[0]) for node in nodes]
-    nodes_s, tuples_s = (_least_seconds(lambda same=same: [*map(flatten, same)]) for same in (nodes, tuples))
-    return max(nodes_s - tuples_s, 0.0)
 
 
 def _least_seconds(call: Callable[[], Any]) -> float:
@@ -206,32 +191,17 @@ def _least_seconds(call: Callable[[], Any]) -> float:
 # The buffers of a step that another library jitted: the arguments that its wrapper passes to the `jax.jit` inside.
 
 
-class _BuffersRead(Exception):
-    """Raised to leave the wrapper before the step runs."""
-
-
 def wrapped_buffers(
-    inside: JittedStep,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    leaves: Sequence[Any],
-    paths: Sequence[str],
+    inside: JittedStep, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any], paths: Sequence[str]
 ) -> tuple[list[int | None], Buffers]:
-    """The position of each of the user's leaves among the leaves passed on, None if absent; and the buffers of those.
-
-    Args:
-      leaves, paths: The leaves of the arguments and their paths; the wrapper passes them on in trees of its own.
-    """
-    results: list[tuple[list[int | None], Buffers]] = []
+    """The position of each of the user's leaves among those passed on, None if absent; and the buffers of these."""
 
     def make(function: Callable) -> Callable:
         jitted = inside.jitted
         if function is not jitted.__wrapped__:  # the library uses a wrapper of its own
-            options = jit_options(jitted)
-            outs = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
-            jitted = jax.jit(function, **options.keywords, **outs)
+            jitted = jit_options(jitted).jit(function)
 
-        def read(*args: Any, **kwargs: Any) -> NoReturn:
+        def read(*args: Any, **kwargs: Any) -> tuple[list[int | None], Buffers]:
             positions, names = dynamic_arguments(jitted, args, kwargs)
             passed = tuple(args[i] for i in positions), {name: kwargs[name] for name in names}
             order = positions_of(leaves, tree_util.tree_leaves(passed))
@@ -245,14 +215,11 @@ def wrapped_buffers(
                 # A wrapper that changes its arguments receives them first: positional in [0], keyword in [1].
                 return user_paths.get(path, f"result{inside.result_path(path)}")
 
-            results.append((order, read_buffers(jitted, args, kwargs, name)[1]))
-            raise _BuffersRead
+            return order, read_buffers(jitted, args, kwargs, name)[1]
 
         return read
 
-    with contextlib.suppress(_BuffersRead):
-        inside.around(make)(*args, **kwargs)
-    return results[0]
+    return inside.inside(make, args, kwargs)
 
 
 def positions_of(leaves: Sequence[Any], passed: Sequence[Any]) -> list[int | None]:
@@ -367,3 +334,117 @@ def path_text(table: TreeTable, row: int) -> str:
     """The path of a row as code in the step: "state['w']"."""
     first, *rest = table.path(row)
     return first.segment + "".join(key.keystr for key in rest)
+
+
+# Trace a step of any library as a program in which its gradients are sown; and the leaves of its arguments there.
+
+
+class SownStep(NamedTuple):
+    """A traced step. Nothing is compiled or run.
+
+    Attributes:
+      trees: The arguments by name.
+      order: For each of their leaves, the number of the program's argument; None: it is static.
+      traced: JAX's `Traced`: its `.jaxpr` is the program, in which gradients and losses are sown (see `sow`).
+      shardings: The `in_shardings` of its `jax.jit` for each leaf; () if there are none.
+    """
+
+    trees: OrderedDict[str, Any]
+    order: Sequence[int | None]
+    traced: Any
+    shardings: Sequence[Any] = ()
+
+
+def sown_step(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SownStep:
+    """Trace a step: a function, or what `jax.jit`, `equinox.filter_jit` or `nnx.jit` returned."""
+    inside, args, kwargs = called_inside(step, tuple(args), dict(kwargs))
+    trees = OrderedDict(named_arguments(inside, args, kwargs))
+    if is_jitted(inside):
+        positions, keywords = dynamic_arguments(inside, args, kwargs)
+        names = [*trees]
+        trees = OrderedDict((name, trees[name]) for name in [*(names[i] for i in positions), *keywords])
+        shardings = guarded(lambda: _in_shardings(inside, tuple(args[i] for i in positions)), lambda _: [])
+        order = range(len(tree_util.tree_leaves(trees)))
+        return SownStep(trees, order, trace_sown(inside, args, kwargs), shardings)
+    found = None
+    load_libraries()
+    with contextlib.suppress(CannotWatch, LibraryMoved):
+        found = jitted_step(inside)
+    if found is None or found.static_numbers:
+        traced = trace_of_arrays(inside.__wrapped__ if found else inside, args, kwargs)
+        number = {place: i for i, place in enumerate(traced.places)}
+        return SownStep(trees, [number.get(place) for place in range(len(traced.leaves))], traced.traced)
+    table, nodes = scan(trees)
+    leaves = [nodes[row] for row in np.flatnonzero(table.is_leaf).tolist()]
+
+    def make(function: Callable) -> Callable:
+        jitted = jit_options(found.jitted).jit(function)
+
+        def trace(*args: Any, **kwargs: Any) -> tuple[Sequence[int | None], Any]:
+            positions, names = dynamic_arguments(jitted, args, kwargs)
+            passed = tuple(args[i] for i in positions), {name: kwargs[name] for name in names}
+            return positions_of(leaves, tree_util.tree_leaves(passed)), trace_sown(jitted, args, kwargs)
+
+        return trace
+
+    return SownStep(trees, *found.inside(make, args, kwargs))
+
+
+def _in_shardings(jitted: Any, args: tuple) -> list[Any]:
+    """The sharding for each leaf of the arguments; empty if `jax.jit` was given none."""
+    prefix, found = jit_options(jitted).keywords.get("in_shardings"), list[Any]()
+
+    def spread(sharding: Any, tree: Any) -> None:
+        found.extend([sharding] * len(tree_util.tree_leaves(tree)))
+
+    if prefix is not None:
+        tree_util.tree_map(spread, prefix, args, is_leaf=lambda node: node is None)
+    return found
+
+
+class TracedArrays(NamedTuple):
+    """A function, traced with the arrays among its arguments; all other leaves are static."""
+
+    traced: Any  # JAX's `Traced`, as of a `SownStep`
+    trees: OrderedDict[str, Any]  # the arguments, by name
+    leaves: list[Any]  # of all arguments
+    paths: list[tuple[Any, ...]]  # of the arrays; the first key is the position or name of the argument
+    places: list[int]  # of the arrays, among all leaves
+    result_paths: list[tuple[Any, ...]]  # of the arrays that it returns, and of those that it changes in its arguments
+
+
+def trace_of_arrays(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TracedArrays:
+    """Trace a function with its gradients sown, whatever it calls and however it is jitted."""
+    names = [*argument_names(function, len(args)), *kwargs]
+    trees = OrderedDict(zip(names, (*args, *kwargs.values()), strict=True))
+    firsts = [*map(tree_util.SequenceKey, range(len(args))), *map(tree_util.GetAttrKey, kwargs)]
+    first_keys = dict(zip(names, firsts, strict=True))
+    flat, treedef = tree_util.tree_flatten_with_path(trees)
+    leaves = [leaf for _, leaf in flat]
+    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    paths = [(first_keys[flat[i][0][0].key], *flat[i][0][1:]) for i in places]
+    result_paths: list[tuple[Any, ...]] = []
+
+    def call(arrays: Sequence[Any]) -> list[Any]:
+        filled = list(leaves)
+        for i, x in zip(places, arrays, strict=True):
+            filled[i] = x
+        values = [*treedef.unflatten(filled).values()]
+        out = function(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+        results = [(path, leaf) for path, leaf in tree_util.tree_flatten_with_path(out)[0] if _is_array(leaf)]
+        before = {*map(id, arrays)}
+        for key, value in zip(firsts, values, strict=True):
+            after = [((key, *path), x) for path, x in tree_util.tree_flatten_with_path(value)[0] if _is_array(x)]
+            if not before.issuperset([id(x) for _, x in after]):  # a step of NNX changes its arguments in place
+                results += after
+        result_paths[:] = [path for path, _ in results]
+        return [leaf for _, leaf in results]
+
+    traced = trace_sown(jax.jit(call), ([leaves[i] for i in places],), {})
+    return TracedArrays(traced, trees, leaves, paths, places, result_paths)
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray) and x.dtype.kind not in "biufcV":  # such as text, which a plain function may take
+        return False
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)

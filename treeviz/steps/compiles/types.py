@@ -162,11 +162,7 @@ def same_structure(left: Any, right: Any) -> bool:
 def compare_types(
     tree: Any, left: JitType, right: JitType, *, is_right: bool = False, leaves: CompareLeaves = compare_leaves
 ) -> Found:
-    """Compare a tree's type with an earlier or later one. Unflattens nothing.
-
-    Args:
-      tree: The tree of `left`, or of `right` if `is_right`; the names of keys and fields are read from it.
-    """
+    """Compare two types; keys and fields get their names from `tree`, that of `left`, or `right` if `is_right`."""
     found: Found = []
     stack: list[tuple[str, Any, JitType, JitType]] = [("", tree, left, right)]
     while stack:

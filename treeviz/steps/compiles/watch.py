@@ -146,17 +146,12 @@ _MOST = 10_000  # events kept per thread
 
 
 class _ThreadEvents(threading.local):
-    """The events of this thread. JAX traces and compiles in the calling thread.
+    """The events of this thread. JAX traces and compiles in the calling thread."""
 
-    Attributes:
-      n: Number of events so far.
-      events: The newest ones: "trace", "lower" or "compile", and the seconds.
-    """
-
-    n = 0
+    n = 0  # events so far
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, float]] = []
+        self.events: list[tuple[str, float]] = []  # the newest: "trace", "lower" or "compile", and the seconds
 
 
 here = _ThreadEvents()
@@ -238,15 +233,10 @@ class Compiled:
         start = f"call {self.call} of `{self.step}` {done} in {self.seconds:.2g} s"
         if self.why in _WHY_TEXTS and not self.differences:
             return f"{start}, {_WHY_TEXTS[self.why]}"
-        shown = [f"{difference.path}: {_text(difference)}" for difference in self.differences[:_MOST_SHOWN]]
+        texts = {"missing": "gone: {0.left}", "extra": "added: {0.right}"}
+        shown = [f"{x.path}: {texts.get(x.kind, '{0.text}').format(x)}" for x in self.differences[:_MOST_SHOWN]]
         n_more = len(self.differences) - _MOST_SHOWN
         return f"{start}: {'; '.join(shown)}{f'; … {n_more:,} more' if n_more > 0 else ''}"
-
-
-def _text(difference: Difference) -> str:
-    if difference.kind in ("missing", "extra"):
-        return f"gone: {difference.left}" if difference.kind == "missing" else f"added: {difference.right}"
-    return difference.text
 
 
 class CompileLog(list[Compiled]):

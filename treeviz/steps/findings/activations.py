@@ -62,14 +62,10 @@ def _read_units(tree: Searched) -> np.ndarray:
     Features of the data may be zero or equal in all examples, as the border of an image is. Their readers are the first
     leaf in use and those with the same input, as the first layers of an actor and a critic.
     """
-    has_units = tree.is_trained & (_numbers(tree, "dead").latest >= 0).any(axis=0)
+    has_units = tree.is_trained & (tree.values("dead").latest >= 0).any(axis=0)
     for first in _in_order(tree, np.array(tree.source.has_number) & (tree.positions >= 0))[:1]:
         has_units &= ~(tree.norm.latest == tree.norm.latest[:, [first]]).all(axis=0)
     return has_units
-
-
-def _numbers(tree: Searched, statistic: str) -> Timeline:
-    return tree.history.values(tree.name, statistic)
 
 
 def _same_steps(timeline: Timeline, other: Timeline) -> np.ndarray:
@@ -82,7 +78,7 @@ def _counts_of_uses(tree: Searched, statistic: str) -> tuple[Timeline, np.ndarra
 
     An unrolled network reads a state of zeros first.
     """
-    uses = [_numbers(use, statistic) for use in tree.uses("inputs") if use.has(statistic)]
+    uses = [use.values(statistic) for use in tree.uses("inputs") if use.has(statistic)]
     most = np.iinfo(np.int64).max
     same = [_same_steps(use, uses[0]) for use in uses]
     fewest = np.min([np.where(counts < 0, most, counts) for counts in same], axis=0)
@@ -93,8 +89,8 @@ def _counts_of_uses(tree: Searched, statistic: str) -> tuple[Timeline, np.ndarra
 def dead(tree: Searched) -> Iterator[Finding]:
     """Units that are zero in all examples, of layers most of whose units are."""
     timeline, counts = _counts_of_uses(tree, "dead")
-    lists, found, is_over = _numbers(tree, "dead_at"), defaultdict[int, list[tuple[int, int]]](list), False
-    n_constant = _numbers(tree, "constant").latest[-1:]
+    lists, found, is_over = tree.values("dead_at"), defaultdict[int, list[tuple[int, int]]](list), False
+    n_constant = tree.values("constant").latest[-1:]
     for leaf in _in_order(tree, _read_units(tree) & (counts >= 0).any(axis=0)):
         n, units = tree.source.sizes[leaf], [numbers[numbers > 0].tolist() for numbers in lists.latest[:, leaf]]
         n_dead = _always_dead(counts[:, leaf], timeline, units, lists, n)
@@ -183,7 +179,7 @@ def collapsed(tree: Searched) -> Iterator[Finding]:
 @_of_inputs("max_abs")
 def saturated(tree: Searched) -> Iterator[Finding]:
     """Units at the ends of tanh: none is beyond 1, and nearly all are close to it."""
-    timeline, constant = _numbers(tree, "max_abs"), _numbers(tree, "constant").latest
+    timeline, constant = tree.values("max_abs"), tree.values("constant").latest
     rms, largest = _same_steps(tree.norm, timeline), timeline.latest
     is_full = (rms > tree.thresholds.saturated) & (largest <= _BOUND) & (largest > 1 / _BOUND)
     is_constant = (2 * constant[-1:] >= tree.source.sizes).any(axis=0)  # as an input of ones
@@ -229,12 +225,12 @@ def signal(tree: Searched) -> Iterator[Finding]:
 @_of_inputs("rows_read")
 def unread(tree: Searched) -> Iterator[Finding]:
     """Embeddings of which each step reads equally many rows, which may then be the same."""
-    timeline, n_rows = _numbers(tree, "rows_read"), np.array(tree.source.sizes)
+    timeline, n_rows = tree.values("rows_read"), np.array(tree.source.sizes)
     read = timeline.latest
     is_steady = (read == read[-1:]).all(axis=0) & (read[-1] > 0) & (read[-1] < n_rows * (1 - tree.thresholds.unread))
     for leaf in _in_order(tree, is_steady & tree.is_trained) if len(timeline.n) >= RECENT else ():
         n, of = int(read[-1, leaf]), int(n_rows[leaf])
-        lists = [{*rows.tolist()} - {0} for rows in _numbers(tree, "unread_at").latest[:, leaf]]
+        lists = [{*rows.tolist()} - {0} for rows in tree.values("unread_at").latest[:, leaf]]
         always = sorted(set[int]().union(*lists[:1]).intersection(*lists))
         which = f" Not among them: {', '.join(f'{row - 1}' for row in always)}{', …' * (len(always) < of - n)}."
         yield tree.finding(
@@ -252,11 +248,18 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
 
     Finite results may have masks of infinity in front of a softmax.
     """
-    if kind_of(tree.name) != "inputs" or "#" in tree.name or (first := _first_effect(tree)) is None:
+    if kind_of(tree.name) != "inputs" or "#" in tree.name:
+        return
+    steps: list[int] = []  # the first with gradients, a loss or new parameters that are not finite
+    for name in tree.history.sources:
+        if kind_of(name) == "grads" or result_kind(name) in ("loss", "parameter"):
+            counts = tree.history.values(name, "nonfinite")
+            steps += counts.begins[(counts.high > 0).any(axis=1)].tolist()[:1]
+    if (first := min(steps, default=None)) is None:
         return
     tree, grads, bad = _with_order(tree), tree.sibling("grads"), []
     for use in tree.uses(*ROLES):
-        counts = _numbers(use, "nonfinite")
+        counts = use.values("nonfinite")
         is_bad, is_before = counts.high > 0, counts.ends < first
         is_new = is_bad[(counts.begins <= first) & ~is_before].any(axis=0) & ~is_bad[is_before].any(axis=0)
         number, role = use.name.partition("#")[2], kind_of(use.name)
@@ -264,7 +267,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     if not bad:
         return
     (*_, role), leaf, use = min(bad, key=lambda item: item[0])
-    counts, path, before, after, advice = _numbers(use, "nonfinite"), tree.path(leaf), "", "", ""
+    counts, path, before, after, advice = use.values("nonfinite"), tree.path(leaf), "", "", ""
     n_leaves, until = len({leaf for _, leaf, _ in bad}), int(counts.ends[np.flatnonzero(counts.high[:, leaf])[-1]])
     numbers: tuple[tuple[str, float], ...] = (("leaves", n_leaves),)
     if grads.has("norm"):
@@ -281,13 +284,3 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
         f"nothing before it in the forward pass.{after}",
         f"{advice} {LOCATE}", [leaf], rank=Rank.NOT_FINITE, first=first, until=until,
     )  # fmt: skip
-
-
-def _first_effect(tree: Searched) -> int | None:
-    """The first step whose gradients, loss or new parameters are not finite."""
-    steps = []
-    for name in tree.history.sources:
-        if kind_of(name) == "grads" or result_kind(name) in ("loss", "parameter"):
-            counts = tree.history.values(name, "nonfinite")
-            steps += counts.begins[(counts.high > 0).any(axis=1)].tolist()[:1]
-    return min(steps, default=None)

@@ -10,14 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from treeviz.steps.findings.finding import (
-    Finding,
-    Rank,
-    Searched,
-    listed,
-    listed_alike,
-    pattern,
-)
+from treeviz.steps.findings.finding import Finding, Rank, Searched, listed, listed_alike, pattern
 from treeviz.steps.recording.history import occurs_in
 from treeviz.steps.statistics import kind_of, natural, section_of
 
@@ -57,7 +50,7 @@ def zero_input(tree: Searched, leaves: Sequence[int] = (), start: int = 0) -> st
         return ""
     is_measured = np.any([use.source.has_number for use in uses], axis=0)
     is_read = np.any([np.nan_to_num(use.norm.high[use.norm.ends >= since]).any(axis=0) for use in uses], axis=0)
-    is_zero = np.any([use.history.values(use.name, "dead").latest[-1] > 0 for use in uses], axis=0) & ~is_read
+    is_zero = np.any([use.values("dead").latest[-1] > 0 for use in uses], axis=0) & ~is_read
     order = sorted(np.flatnonzero(is_measured).tolist(), key=lambda leaf: tree.positions[leaf])
     from_here = min(tree.positions[list(leaves) or order])
     pairs = (pair for pair in itertools.pairwise(order) if is_zero[pair[1]] and tree.positions[pair[1]] >= from_here)
@@ -135,7 +128,7 @@ def dead(tree: Searched) -> Iterator[Finding]:
         return
     timeline, fewest = tree.norm, tree.thresholds.fewest_steps
     # A norm covers only finite elements, so a zero norm beside non-finite elements does not mean dead.
-    is_nonzero = (timeline.high > 0) | occurs_in(tree.history.values(tree.name, "nonfinite"), timeline)
+    is_nonzero = (timeline.high > 0) | occurs_in(tree.values("nonfinite"), timeline)
     trained = tree.is_trained
     if trained.any() and not is_nonzero[:, trained].any():
         n_steps = int(_steps_with_numbers(tree)[:, trained].max(axis=1).sum())
@@ -186,7 +179,7 @@ def _dead_in_a_member(tree: Searched, is_judged: np.ndarray) -> Iterator[Finding
     """Findings about leaves that are zero in one member of an ensemble but not in the others."""
     if not tree.has("least"):
         return
-    least = tree.history.values(tree.name, "least")
+    least = tree.values("least")
     is_zero = is_judged & (least.high == 0).all(axis=0) & (np.nanmax(tree.norm.high, axis=0) > 0)
     parts, n_steps = tree.parts_of_learning_layers(is_zero), int(least.n.sum())
     for run in _join_similar(tree, tree.runs(is_zero & ~parts)):
@@ -377,7 +370,7 @@ def _near_float16_limit(tree: Searched, run: list[int]) -> float | None:
     """The largest magnitude near leaves that are zero, if it is close to the smallest float16 number; else None."""
     order = [leaf for layer in tree.layers for leaf in layer]
     following = [leaf for leaf in order if tree.positions[leaf] > tree.positions[run[0]]][:2]
-    largest = tree.history.values(tree.name, "finite_max_abs").latest
+    largest = tree.values("finite_max_abs").latest
     if not (largest[:, [*run, *following]] > 0).any():  # the leaves that the backward pass reaches first are zero, too
         following = [leaf for leaf in order if (largest[:, leaf] > 0).any()]
     return float16_scale(largest[:, [*run, *following]])

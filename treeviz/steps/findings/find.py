@@ -93,7 +93,17 @@ def findings(
         for item in all_findings
         if item.kind in wanted and not any(_is_caused_by(item, cause, apart[id(cause)]) for cause in causes)
     ]
-    reported = _joined_spikes(_without_dead_inputs(reported), apart)
+    without_gradient = [item for item in reported if item.kind == "dead" and kind_of(item.source) == "grads"]
+
+    def is_named(item: Finding) -> bool:
+        """Whether units are dead whose reader has no gradient either: that finding names them."""
+        grads = sibling_name(item.source, "grads")
+        is_of_inputs = item.kind == "dead" and kind_of(item.source) == "inputs"
+        return is_of_inputs and any(
+            grads == x.source and (item.leaf in x.leaves or not x.leaves) for x in without_gradient
+        )
+
+    reported = _joined_spikes([item for item in reported if not is_named(item)], apart)
     gradient_identities = {_identity(item, history) for item in reported if kind_of(item.source) == "grads"}
     found = []
     for item in sorted(reported, key=_sort_key):
@@ -141,17 +151,6 @@ def _is_caused_by(finding: Finding, cause: Finding, apart: int) -> bool:
         is_received = cause.source == sibling_name(grads, "received")
         return cause.first <= finding.first if is_of_gradients else is_received and cause.first < finding.first
     return sibling_name(cause.source, "grads") == grads and cause.first <= finding.first <= finding.until <= cause.until
-
-
-def _without_dead_inputs(found: list[Finding]) -> list[Finding]:
-    """The findings, without those about dead units whose reader has no gradient either: that finding names them."""
-    without = [item for item in found if item.kind == "dead" and kind_of(item.source) == "grads"]
-
-    def is_named(item: Finding) -> bool:
-        grads = sibling_name(item.source, "grads")
-        return any(grads == dead.source and (item.leaf in dead.leaves or not dead.leaves) for dead in without)
-
-    return [item for item in found if item.kind != "dead" or kind_of(item.source) != "inputs" or not is_named(item)]
 
 
 def _joined_spikes(found: list[Finding], apart: Mapping[int, int]) -> list[Finding]:
@@ -211,7 +210,7 @@ class Alarm:
 
     def begin(self) -> None:
         """Begin a run: forget all reported findings."""
-        self._reported_until: dict[tuple, int] = {}  # the last reported step, by `_stable_key`
+        self._reported_until: dict[tuple, int] = {}  # the last reported step, by what stays the same of a finding
         self._open_keys: set[tuple] = set()  # keys of the findings of the last search
         self._bad_sources: set[str] = set()
         self._skipped_sources: set[str] = set()  # sources whose NaN occurred only in skipped steps
@@ -243,7 +242,10 @@ class Alarm:
         self._search_again = ended_s + (ended_s - started_s) / _SHARE
         open_before, self._open_keys = self._open_keys, set()
         for finding in sorted(found, key=lambda finding: finding.first if finding.kind == "spike" else -1):
-            key = _stable_key(finding)
+            # The first step may move when steps are merged into buckets, and the worst of several leaves may change.
+            # Skipped steps with NaN are a different finding than NaN that persists.
+            places = {"nonfinite": finding.severity, "exploding": "", "imbalance": frozenset(finding.leaves)}
+            key = finding.kind, finding.source, places.get(finding.kind, finding.path)
             reported_until = self._reported_until.get(key, finding.first - 1)
             is_same = key in open_before and finding.kind != "spike"  # each bad batch is a finding of its own
             is_reported = is_same or finding.first <= reported_until
@@ -260,13 +262,3 @@ class Alarm:
 
 def _is_skipped_step(finding: Finding) -> bool:
     return finding.kind == "nonfinite" and finding.severity == "info"
-
-
-def _stable_key(finding: Finding) -> tuple:
-    """Identifies a finding throughout a run.
-
-    The first step may move when steps are merged into buckets, and the worst of several leaves may change. Skipped
-    steps with NaN are a different finding than NaN that persists.
-    """
-    places = {"nonfinite": finding.severity, "exploding": "", "imbalance": frozenset(finding.leaves)}
-    return finding.kind, finding.source, places.get(finding.kind, finding.path)

@@ -283,6 +283,9 @@ class Searched:
     def has(self, statistic: str) -> bool:
         return (self.name, statistic) in self.history.tracks
 
+    def values(self, statistic: str) -> Timeline:
+        return self.history.values(self.name, statistic)
+
     def text(self, leaves: Sequence[int]) -> str:
         """ "grads['w']", "grads['w'] and 2 other leaves"."""
         n = len(leaves) - 1
@@ -320,7 +323,7 @@ class Searched:
     @computed_once
     def norm(self) -> Timeline:
         """Of activations: their root mean squares."""
-        return self.history.values(self.name, "finite_rms" if self.has("rms") else "finite_norm")
+        return self.values("finite_rms" if self.has("rms") else "finite_norm")
 
     @computed_once
     def n_steps(self) -> int:

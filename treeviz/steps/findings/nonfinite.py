@@ -57,7 +57,7 @@ def skipped_steps(tree: Searched) -> SkippedSteps | None:
     """
     if kind_of(tree.name) != "grads":
         return None
-    timeline, is_meant = tree.history.values(tree.name, "nonfinite"), any(tree.source.unscaled)
+    timeline, is_meant = tree.values("nonfinite"), any(tree.source.unscaled)
     is_bad = np.asarray((timeline.high > 0).any(axis=1))
     last = int(np.flatnonzero(is_bad)[-1])
     # The gradients of all micro-batches of a call make one update.
@@ -207,7 +207,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     bad = _first_nonfinite(tree)
     if bad is None:
         return
-    high: np.ndarray = tree.history.values(tree.name, "nonfinite").high
+    high: np.ndarray = tree.values("nonfinite").high
     n, leaves, total = bad.n, np.array(bad.leaves), len(tree.paths)
     leaf = int(leaves[np.argmax(tree.positions[leaves])])
     at_first, affected = {*bad.leaves}, np.flatnonzero((high > 0).any(axis=0)).tolist()
@@ -278,7 +278,7 @@ def had_diverged(tree: Searched, first: int) -> _Divergence:
             numbers=((GROWN, times),),
         )
     entries_before = np.flatnonzero(tree.norm.ends < first)
-    root = np.sqrt(np.nansum(tree.norm.high[entries_before] ** 2, axis=1))
+    root = norms.total_norm(tree.norm.high[entries_before])
     if not len(root):
         return _Divergence()
     lately = float(np.median(root[:-_BEFORE])) if len(root) > _BEFORE else float(root[0])
@@ -298,12 +298,19 @@ def had_diverged(tree: Searched, first: int) -> _Divergence:
 
 def frozen(tree: Searched) -> Iterator[Finding]:
     """Leaves with gradients whose updates are zero in all inspected steps; leaves that the step never changes."""
-    if kind_of(tree.name) == "grads" and tree.n_steps >= tree.thresholds.fewest_steps:
-        yield from _frozen_by_design(tree)
+    by_design = np.flatnonzero(tree.is_frozen).tolist() if kind_of(tree.name) == "grads" else []
+    if by_design and tree.n_steps >= tree.thresholds.fewest_steps and "#" not in tree.name:  # once for micro-batches
+        yield tree.finding(
+            "frozen", by_design[0], (("steps", tree.n_steps), ("leaves", len(by_design))),
+            f"{len(by_design)} of {sum(tree.source.has_number)} {tree.nouns} are frozen: the step never changes "
+            f"{listed_alike([*map(tree.path, by_design)], _MOST_FROZEN)}.",
+            "If they should be trained, look at the labels or the mask of the optimizer.",
+            by_design, rank=Rank.INFORMATION,
+        )  # fmt: skip
     if kind_of(tree.name) != "updates" or not tree.has_enough_steps:
         return
     yield from norms.stopped(tree)
-    has_bad = occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm)
+    has_bad = occurs_in(tree.values("nonfinite"), tree.norm)
     is_still = ~((tree.norm.high > 0) | has_bad).any(axis=0)
     n_steps, params, grads = tree.n_steps, tree.sibling("params"), tree.sibling("grads")
     when = f"in {n_steps} steps"
@@ -354,19 +361,6 @@ def _no_update(
     )  # fmt: skip
 
 
-def _frozen_by_design(tree: Searched) -> Iterator[Finding]:
-    """The finding about leaves that the step returns as they are, as the program shows; once for all micro-batches."""
-    leaves = np.flatnonzero(tree.is_frozen).tolist()
-    if leaves and "#" not in tree.name:
-        yield tree.finding(
-            "frozen", leaves[0], (("steps", tree.n_steps), ("leaves", len(leaves))),
-            f"{len(leaves)} of {sum(tree.source.has_number)} {tree.nouns} are frozen: the step never changes "
-            f"{listed_alike([*map(tree.path, leaves)], _MOST_FROZEN)}.",
-            "If they should be trained, look at the labels or the mask of the optimizer.",
-            leaves, rank=Rank.INFORMATION,
-        )  # fmt: skip
-
-
 def underflow(tree: Searched) -> Iterator[Finding]:
     """Magnitudes near the smallest of the dtype; updates lost in rounding of bfloat16 parameters."""
     parts = _subnormal_fractions(tree) if tree.is_gradient else {}
@@ -392,12 +386,12 @@ def _subnormal_fractions(tree: Searched) -> dict[int, float]:
     """
     through = _small_dtypes(tree)
     leaves = {leaf: _exponent(dtype) for leaf, dtype in through.items()}
-    histogram = tree.history.values(tree.name, "histogram").total
+    histogram = tree.values("histogram").total
     if histogram is not None and len(histogram):
         counts = np.maximum(histogram, 0).sum(axis=0)
         n_bins = {leaf: max(min(exponent - FIRST_EXPONENT, N_BINS), 0) for leaf, exponent in leaves.items()}
         return {leaf: float(counts[leaf, :n].sum() / max(counts[leaf].sum(), 1)) for leaf, n in n_bins.items()}
-    largest = tree.history.values(tree.name, "finite_max_abs").latest
+    largest = tree.values("finite_max_abs").latest
     is_reported = any(finding.kind == "underflow" for finding in dead(tree))
     if is_reported or tree.n_steps < tree.thresholds.fewest_steps or not len(largest):
         return {}
@@ -411,7 +405,7 @@ def _small_dtypes(tree: Searched) -> dict[int, str]:
     dtypes = {leaf: dtype for leaf, dtype in enumerate(tree.source.dtypes) if dtype in _SMALL_RANGE}
     if kind_of(tree.name) != "grads":
         return dtypes
-    largest = tree.history.values(tree.name, "finite_max_abs").latest
+    largest = tree.values("finite_max_abs").latest
     if not len(largest):
         return dtypes
     with np.errstate(invalid="ignore"):
@@ -468,7 +462,7 @@ class _NonFinite(NamedTuple):
 
 
 def _first_nonfinite(tree: Searched) -> _NonFinite | None:
-    timeline = tree.history.values(tree.name, "nonfinite")
+    timeline = tree.values("nonfinite")
     entries = np.flatnonzero((timeline.high > 0).any(axis=1))
     if not entries.size:
         return None
@@ -515,7 +509,7 @@ def nonfinite_results(tree: Searched) -> Iterator[Finding]:
 
 
 def _what(tree: Searched, bad: _NonFinite) -> str:
-    return "NaN" if tree.history.values(tree.name, "nan").high[bad.entry, bad.leaves].any() else "infinite"
+    return "NaN" if tree.values("nan").high[bad.entry, bad.leaves].any() else "infinite"
 
 
 def _was_finite(grads: Sequence[Searched], bad: _NonFinite) -> bool:
@@ -549,7 +543,7 @@ def frozen_results(tree: Searched) -> Iterator[Finding]:
     of_updates = (replace(tree, name=name) for name in tree.history.sources if kind_of(name) == "updates")
     if any(True for updates in of_updates for _ in frozen(updates)):
         return  # found in all updates
-    zeros = tree.history.values(tree.name, "zeros")
+    zeros = tree.values("zeros")
     # If not every step was inspected, the others may have changed the parameters.
     judged = [g for g in _gradients(tree) if g.n_steps and g.n_steps == g.n_spanned]
     alive = [path for g in judged for path in compress(g.paths, norms.is_able_to_update(g) & g.is_trained)]

@@ -257,7 +257,7 @@ def _since(timeline: Timeline) -> np.ndarray:
     return (timeline.begins - timeline.begins[0]) // timeline.numbering.apart
 
 
-def _root(norms: np.ndarray) -> np.ndarray:
+def total_norm(norms: np.ndarray) -> np.ndarray:
     """float64[entries]: the norm of all leaves."""
     return np.sqrt(np.nansum(norms**2, axis=1))
 
@@ -267,7 +267,7 @@ def _gradients_stay_large(grads: Searched) -> bool:
     if grads.name not in grads.history.sources:
         return True
     since, fewest = _since(grads.norm), grads.thresholds.fewest_steps
-    root = _root(grads.norm.high[since < fewest])
+    root = total_norm(grads.norm.high[since < fewest])
     falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
     return bool(since[-1] >= fewest - 1 and not falls)
 
@@ -345,7 +345,7 @@ def largest_updates(tree: Searched, before: int) -> tuple[int, float] | None:
     at = len(ratios) - 1 - int(np.argmax(ratios[: -_NEAR - 1 : -1]))
     step = int(updates.norm.begins[entries[at]])
     norm = grads.norm if grads.name in tree.history.sources else updates.norm
-    root = _root(norm.high[norm.begins <= step])
+    root = total_norm(norm.high[norm.begins <= step])
     is_of_gradients = len(root) > 1 and root[-1] > _SIMILAR * np.median(root[:-1])
     return None if ratios[at] < _FAR_TOO_LARGE or is_of_gradients else (step, ratios[at])
 
@@ -387,7 +387,7 @@ def _rate_jumps(updates: Searched) -> Iterator[Finding]:
     grads, deviations = updates.sibling("grads"), updates.thresholds.spike_deviations
     if updates.n_steps < updates.n_spanned or not grads.has("norm"):
         return
-    ratios, roots = _total_ratio(updates), _root(grads.norm.high)
+    ratios, roots = _total_ratio(updates), total_norm(grads.norm.high)
     thresholds = replace(updates.thresholds, spike=_RATE_JUMP, spike_deviations=deviations * 0.6)
     jumps = jumps_of(ratios[:, None], thresholds)[:, 0] if len(roots) == len(ratios) else np.zeros(0)
     for entry in np.flatnonzero(np.diff(jumps > 0, prepend=False) & (jumps > 0)).tolist():  # the first of each event
@@ -588,7 +588,7 @@ def _norm_pairs(before: Searched, after: Searched) -> _NormPairs | None:
 
 def _exact_values(tree: Searched, statistic: str) -> tuple[np.ndarray, np.ndarray]:
     """The positions of steps with an entry of their own, each once, and the values of the leaves there."""
-    timeline = tree.history.values(tree.name, FINITE + statistic)
+    timeline = tree.values(FINITE + statistic)
     steps, places = np.unique(timeline.ends[timeline.n == 1], return_index=True)
     return steps, timeline.latest[timeline.n == 1][places]
 
@@ -650,9 +650,9 @@ def _spread(values: np.ndarray) -> float:
 
 def _constant_norm_finding(tree: Searched) -> Iterator[Finding]:
     is_exact = tree.norm.n == 1  # in a bucket, the norms of the leaves can come from different steps
-    is_exact &= ~occurs_in(tree.history.values(tree.name, "nonfinite"), tree.norm).any(axis=1)
+    is_exact &= ~occurs_in(tree.values("nonfinite"), tree.norm).any(axis=1)
     norms = tree.norm.latest[is_exact]
-    root = _root(norms)
+    root = total_norm(norms)
     if root.size < max(tree.thresholds.fewest_steps, 1) or not (root > 0).all():
         return
     bound = float(np.median(root))

@@ -85,15 +85,11 @@ def bits_of_constant(value: Any) -> int:
 
 
 class Numbers(NamedTuple):
-    """Shape, dtype, range and the counts of NaN and Inf of an array.
-
-    Attributes:
-      least, greatest: The range of the finite values, of magnitudes if complex; None if no value is finite.
-    """
+    """Shape, dtype, range and the counts of NaN and Inf of an array."""
 
     shape: tuple[int, ...]
     dtype: str
-    least: float | None
+    least: float | None  # of the finite values, of magnitudes if complex; None if no value is finite
     greatest: float | None
     n_nan: int
     n_posinf: int
@@ -487,10 +483,7 @@ class Replay:
             return jax.jit(run)(*operands)
 
     def shards(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
-        """Find the origins of non-finite results inside a `shard_map`, and set them in the results' taints.
-
-        If this JAX cannot run parts of the body separately, the `shard_map` stays one operation.
-        """
+        """As `loop`, inside a `shard_map`, which stays one operation if this JAX cannot run its parts."""
         body = called_jaxpr(eqn)
         self.devices = Devices(eqn)
         try:
@@ -536,21 +529,10 @@ class Replay:
                     if inner.origin is not None or not outer.bits & NAN:
                         unexplained.discard(i)
 
-    def step(
-        self,
-        eqn: Any,
-        body: ClosedJaxpr,
-        run: Callable,
-        k: int,
-        inputs: list[Value],
-        from_constants: list[int],
-        within: Within,
-    ) -> list[Value]:
-        """Run step k of a loop, and find the origins of its non-finite results.
+    def step(self, eqn: Any, body: ClosedJaxpr, run, k: int, inputs: list[Value], from_constants, within: Within):
+        """Run step k of a loop by its compiled body, and find the origins of its non-finite results.
 
-        Args:
-          run: The compiled body; returns the results and their bits.
-          from_constants: For each result, the bits known to come from constants of the body. Updated here.
+        Updates `from_constants`: for each result, the bits known to come from constants of the body.
         """
         site = self.site(eqn, within)
         arrays, all_bits = run(*(x.array for x in inputs))

@@ -145,10 +145,6 @@ class Track:
             change(self, *arguments)
             self._change = None
 
-    def _make(self, change: Callable[..., None], *arguments: Any) -> None:
-        self._change = change, arguments
-        self.settle()
-
     def _fold(self) -> None:
         """Move the oldest exact row into a bucket."""
         bucket, n, total = self.n_buckets - 1, 1, None
@@ -156,13 +152,15 @@ class Track:
             if self.n_buckets == self.bucket_steps.shape[1]:
                 pairs = np.arange(0, self.n_buckets, 2)
                 merged_pairs = _merged(self.buckets, self.bucket_steps, pairs, self.is_count)
-                self._make(Track._set_buckets, *merged_pairs, 2 * self.bucket_width)
+                self._change = Track._set_buckets, (*merged_pairs, 2 * self.bucket_width)
+                self.settle()
             bucket = self.n_buckets
         else:
             n = self.bucket_steps[2, bucket] + 1
             if self.is_count:  # -1 marks a leaf without numbers
                 total = np.maximum(self.buckets[0, bucket] + self.exact[self.oldest], -1)
-        self._make(Track._move, self.oldest, bucket, n, total, self.n_folded + 1)
+        self._change = Track._move, (self.oldest, bucket, n, total, self.n_folded + 1)
+        self.settle()
 
     def _move(self, slot: int, bucket: int, n: np.int64 | int, total: np.ndarray | None, n_folded: int) -> None:
         """Move an exact row into a bucket, as its n-th step; for a count, `total` is the resulting sum."""
@@ -227,12 +225,10 @@ class Track:
         """The number of steps that were appended."""
         return self.n_folded + self.n_exact
 
-    def entry_steps(self) -> np.ndarray:
-        """int64[5, k]: of each entry of `timeline` the steps, as in `bucket_steps`."""
-        return self._entry_steps(np.arange(self.n_buckets), self._order())
-
-    def _entry_steps(self, buckets: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        steps, inner = self.exact_steps[:, slots]
+    def entry_steps(self, buckets: np.ndarray | None = None, slots: np.ndarray | None = None) -> np.ndarray:
+        """int64[5, k]: of each entry of `timeline`, or of some, the steps, as in `bucket_steps`."""
+        buckets = np.arange(self.n_buckets) if buckets is None else buckets
+        steps, inner = self.exact_steps[:, self._order() if slots is None else slots]
         exact_entries = np.stack([steps, steps, np.ones_like(steps), inner, inner])
         return np.concatenate([self.bucket_steps[:, buckets], exact_entries], axis=1)
 
@@ -253,7 +249,7 @@ class Track:
     ) -> Timeline:
         exact = np.broadcast_to(self.exact[slots], (3, len(slots), *self.shape))
         values = np.concatenate([self.buckets[:, buckets], exact], axis=1)
-        steps = self._entry_steps(buckets, slots)
+        steps = self.entry_steps(buckets, slots)
         if resolution is not None and steps.shape[1] > max(resolution, 1):
             groups = np.linspace(0, steps.shape[1], max(resolution, 1), endpoint=False).astype(np.intp)
             values, steps = _merged(values, steps, groups, self.is_count)
@@ -531,10 +527,7 @@ class History:
         self.extend([step], rows)
 
     def extend(
-        self,
-        steps: Sequence[int],
-        numbers: Mapping[str, Mapping[str, np.ndarray]],
-        inner: Sequence[int] | None = None,
+        self, steps: Sequence[int], numbers: Mapping[str, Mapping[str, np.ndarray]], inner: Sequence[int] | None = None
     ) -> None:
         """Add the numbers of several steps, which are the first axis of all values; see `append`.
 
@@ -796,8 +789,7 @@ class Sections:
 
 
 def _known_sections(name: str, history: History) -> list[str]:
-    """The sections of a tree, the newest last."""
-    return [section for tree, section in map(section_of, history.sources) if tree == name] or [""]
+    return [section for tree, section in map(section_of, history.sources) if tree == name] or [""]  # the newest last
 
 
 def _section(source: MeasuredTree, wanted: str, step: int, history: History) -> str:

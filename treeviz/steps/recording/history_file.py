@@ -92,29 +92,25 @@ def encode(n: int, step: int, record: Record | ScalarRow, inner: int = -1) -> by
 def replay(history: History, file: BinaryIO, begin: int = 0) -> tuple[int, int]:
     """Add the steps of this history's journal, from byte `begin` on, until its end or a damaged record.
 
-    Returns:
-      The position after the last step that was added, and the number of bytes after it; (0, 0) for another run.
+    Returns the position after the last step that was added, and the number of bytes after it; (0, 0) for another run.
     """
     n_bytes, line = os.fstat(file.fileno()).st_size, file.readline(200)
     if line != first_line(history):
         return 0, 0
     position = file.seek(max(begin, len(line)))
-    while (lengths := file.read(_LENGTHS.size)) and (record := _whole_record(file, lengths, n_bytes - position)):
+    while len(lengths := file.read(_LENGTHS.size)) == _LENGTHS.size:
+        n = sum(_LENGTHS.unpack(lengths)) + _SUM.size
+        if _LENGTHS.size + n > n_bytes - position:
+            break  # truncated; checked before reading, since a damaged length could ask for gigabytes
+        record = lengths + file.read(n)
+        if _SUM.unpack_from(record, len(record) - _SUM.size) != (zlib.crc32(memoryview(record)[: -_SUM.size]),):
+            break
         try:
             _add(history, record)
         except Exception:  # the checksum is right but the content is not: a newer version, or crafted
             break
         position += len(record)
     return position, n_bytes - position
-
-
-def _whole_record(file, lengths: bytes, n_left: int) -> bytes:
-    """Return the record that begins with `lengths`; b"" if it is truncated or damaged."""
-    if len(lengths) < _LENGTHS.size or _LENGTHS.size + sum(_LENGTHS.unpack(lengths)) + _SUM.size > n_left:
-        return b""  # checked before reading, since a damaged length could ask for gigabytes
-    record = lengths + file.read(sum(_LENGTHS.unpack(lengths)) + _SUM.size)
-    (check_sum,) = _SUM.unpack_from(record, len(record) - _SUM.size)
-    return record if zlib.crc32(memoryview(record)[: -_SUM.size]) == check_sum else b""
 
 
 def _add(history: History, record: bytes) -> None:
@@ -197,16 +193,18 @@ def header_of(history: History) -> dict[str, Any]:
         for name, paths in history.forward.items()
         if name in leaf_at
     }
+    sources = [source._asdict() for source in history.sources.values()]
+    for fields in sources:  # without trailing empty ones, so that older versions can read them
+        while len(fields) > MeasuredTree._fields.index("stacks") and not [*fields.values()][-1]:
+            fields.popitem()
     return {
         "format": FORMAT,
         "version": VERSION,
-        "run": history.run,
-        "name": history.name,
-        "tree": history.tree,
+        **{field: getattr(history, field) for field in ("run", "name", "tree")},
         "inner": list(history.inner),
         "n_appended": history.n_appended,
         "max_bytes": history.max_bytes,
-        "sources": [_fields(source) for source in history.sources.values()],
+        "sources": sources,
         "tracks": [
             {"source": source, "statistic": statistic, "bucket_width": track.bucket_width}
             for (source, statistic), track in history.tracks.items()
@@ -214,14 +212,6 @@ def header_of(history: History) -> dict[str, Any]:
         **({"scalars": history.scalars.fields()} if history.scalars else {}),
         **({"forward": forward} if forward else {}),
     }
-
-
-def _fields(source: MeasuredTree) -> dict[str, Any]:
-    """The fields of a source by name, without trailing empty ones, so that older versions can read them."""
-    fields = source._asdict()
-    while not source[len(fields) - 1] and len(fields) > source._fields.index("stacks"):
-        fields.popitem()
-    return fields
 
 
 class _NewArchive(zipfile.ZipFile):
@@ -594,8 +584,21 @@ class Journal:
 
     def _take(self, history: History, path: Path) -> None:
         """Write the whole history to a file that no other run uses: `path`, "run-2.treeviz", …"""
-        run = history.run
-        path, is_new = _claim_file(history, path)
+        run, is_new, taken = history.run, False, path
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        for n in itertools.count(1):
+            path = _numbered(taken, n)
+            if os.path.lexists(journal_of(path)) and not os.path.lexists(path):  # of another run, whose file was moved
+                continue
+            try:
+                with open(path, "xb"):
+                    is_new = True
+                    break
+            except FileExistsError:
+                with contextlib.suppress(OSError, ValueError):
+                    if run_in(path) == run and load(path).n_records <= history.n_records:
+                        break  # the history has everything in the file
         try:
             if not is_new:  # so that another program that loaded this file does not also continue it
                 history.run = uuid.uuid4().hex
@@ -627,21 +630,3 @@ def write_all(file: FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]  # a nearly full disk writes only a part
-
-
-def _claim_file(history: History, path: Path) -> tuple[Path, bool]:
-    """Return a file that no other run uses, `path`, "run-2.treeviz", …, and whether it was created."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    for n in itertools.count(1):
-        file = _numbered(path, n)
-        if os.path.lexists(journal_of(file)) and not os.path.lexists(file):  # of another run, whose file was moved
-            continue
-        try:
-            with open(file, "xb"):
-                return file, True
-        except FileExistsError:
-            with contextlib.suppress(OSError, ValueError):
-                if run_in(file) == history.run and load(file).n_records <= history.n_records:
-                    return file, False  # the history has everything in the file
-    raise AssertionError

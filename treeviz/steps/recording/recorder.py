@@ -39,15 +39,13 @@ _EACH, _SHARE = 64, 0.02  # the number of reads without a time limit; then their
 class Pace:
     """Decides when to read waiting measurements, by their number and by the cost of earlier reads.
 
-    Attributes:
-      batch: The least number of measurements that are read together.
-
     Args:
       at_once: Read each measurement as soon as it is ready; in a long run, as often as 2 % of the time allows, or when
         this many wait. 0: read in batches.
     """
 
     def __init__(self, at_once: int) -> None:
+        # The least number of measurements that are read together, and the most that wait.
         self.batch, self._most = (1, at_once) if at_once else (BATCH, BATCH + AHEAD)
         self._n_reads, self._began, self._again = 0, 0.0, 0.0
 
@@ -245,13 +243,7 @@ class Recorder:
 
     Several threads may call `take`; one of them reads.
 
-    Attributes:
-      history: The history of all numbers that were read; empty before the first.
-      n_dropped: The number of lost measurements: their step failed, or they came faster than they could be read.
-      listeners: The listeners that follow the run.
-
     Args:
-      max_bytes: The memory limit of the history.
       members: As for `treeviz.steps.recording.decode.read`.
       on_call: Called for each call that was read, with its (suffix, number), and whether it has non-finite values.
       alarm: A `treeviz.steps.findings.find.Alarm`, or None. Called last after each read, since it may raise.
@@ -273,8 +265,8 @@ class Recorder:
         self._on_call, self._alarm = on_call, alarm
         self._pace = Pace(at_once)
         self._most_late = most_late
-        self._reading = Lock()
-        self.listeners: tuple[Listener, ...] = ()
+        self.reading = Lock()  # held while measurements are read
+        self.listeners: tuple[Listener, ...] = ()  # that follow the run
         self._may_raise = True
         self._path: Path | None = None  # the argument of `keep`
         self._begin()
@@ -283,7 +275,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self.history = History([], 0)
-        self.n_dropped = 0
+        self.n_dropped = 0  # measurements whose step failed, or that came faster than they could be read
         self._waiting: deque[Arrived] = deque()
         self._newest: Arrived | None = None  # the last one that arrived
         self._scalars: deque[ArrivedScalars] = deque()  # separate, since a slow one must not delay measurements
@@ -300,7 +292,7 @@ class Recorder:
 
     def begin(self, name: str = "") -> History:
         """Begin a run, in a new file of `keep`, and drop unread measurements. Returns the previous history."""
-        with self._reading:
+        with self.reading:
             before = self.history
             self._begin()
             self.history.name, self.history.tree = name, before.tree
@@ -328,7 +320,7 @@ class Recorder:
         self.put(arrived)
         self._newest, waiting = arrived, self._waiting
         is_wanted = self.listeners and True in [listener.arrived() for listener in self.listeners]
-        if (self._pace.is_due(len(waiting)) or is_wanted) and self._reading.acquire(blocking=False):
+        if (self._pace.is_due(len(waiting)) or is_wanted) and self.reading.acquire(blocking=False):
             try:
                 self._read_what_is_there(1 if is_wanted else self._pace.batch)
                 if self._most_late is not None and len(waiting) > self._most_late and not arrived.is_ready():
@@ -336,7 +328,7 @@ class Recorder:
                     self._read(len(waiting) - self._most_late, is_flush=False)
             finally:
                 self._pace.has_read()
-                self._reading.release()
+                self.reading.release()
 
     def put(self, arrived: Arrived | ArrivedScalars) -> None:
         """Enqueue a measurement of any step; it is read with later ones, or at a flush."""
@@ -364,24 +356,19 @@ class Recorder:
         if len(self._scalars) > MOST_WAITING_SCALARS:
             self._scalars.popleft()
             self._n_dropped_scalars += 1
-        if len(self._scalars) >= BATCH + AHEAD and not self._waiting and self._reading.acquire(blocking=False):
+        if len(self._scalars) >= BATCH + AHEAD and not self._waiting and self.reading.acquire(blocking=False):
             try:
                 self._notify([], is_flush=False)
             finally:
-                self._reading.release()
+                self.reading.release()
 
     @computed_once
     def _copies_early(self) -> bool:
         return jax.default_backend() != "cpu"  # on CPU, arrays are already in host memory
 
-    @property
-    def reading(self) -> contextlib.AbstractContextManager:
-        """A lock that is held while measurements are read."""
-        return self._reading
-
     def read_what_is_ready(self, *, may_raise: bool = False) -> None:
         """Read what is ready, without waiting. With `may_raise`, report findings now, else at the next read."""
-        with self._reading:
+        with self.reading:
             try:
                 self._may_raise = may_raise
                 self._read_what_is_there(1)
@@ -403,7 +390,7 @@ class Recorder:
 
     def flush(self, retry: bool = False) -> None:
         """Read all measurements; waits for running steps. With `retry`, also write a file that failed before."""
-        with self._reading:
+        with self.reading:
             self._finish()
             for _ in range(2):  # the alarm may have added measurements
                 self._read(len(self._waiting))
@@ -491,10 +478,10 @@ class Recorder:
 
     def keep(self, path: Path) -> Path:
         """Write each new step to a file, at most a second after it is ready. Returns the file's path."""
-        with self._reading:
+        with self.reading:
             self._path, path = path, keep(self.history, path)
         if self._ticker is None:
-            self._ticker = Ticker(self._tick, first_s=KEPT_WITHIN_S, lock=self._reading, name="treeviz keep")
+            self._ticker = Ticker(self._tick, first_s=KEPT_WITHIN_S, lock=self.reading, name="treeviz keep")
             self._ticker.start()
             atexit.register(close_at_exit, weakref.ref(self))  # while JAX can still return the last steps
         return path
@@ -508,7 +495,7 @@ class Recorder:
 
     def close(self) -> None:
         """Read all measurements, and write them to the file of `keep` with no later retry."""
-        with self._reading:
+        with self.reading:
             if self._ticker is not None:
                 self._ticker.stop()
             with contextlib.suppress(Exception):  # a failed step has been reported

@@ -53,7 +53,6 @@ def attribute_gradients(
     """Name what was reaped, and find what it is the gradient of.
 
     "grads" are those that train. Others, as of a term of the loss whose norm is a weight, are "grads (term)".
-
     A gradient belongs to the arguments that it was taken with respect to, which `reap` has followed through the
     program. Where it could not, the gradient belongs to the first subtree of an argument that has the same paths, sizes
     and dtypes.
@@ -110,11 +109,7 @@ def attribute_gradients(
 
 
 def _by_origins(gradient: Reaped, leaves: Sequence[tuple[str, str]]) -> _Owner | None:
-    """The owner, from the arguments that the values were traced back to; None if one was not.
-
-    Args:
-      leaves: For each program argument, the name of the step's argument and the path in it.
-    """
+    """The owner, from the arguments that the values were traced back to; None if one was not."""
     source = gradient.sown.source
     origins = tuple([origin for origin in gradient.origins if origin is not None])
     if gradient.sown.kind == "tap" or not origins or len(origins) < len(gradient.origins):

@@ -182,13 +182,7 @@ def _in_all_turns(
 
 
 def forward(program: Any, domain: Domain[V], arguments: Sequence[V], last: Any = None) -> list[V]:
-    """Follow a program, visit its equations, and return what is known of its results.
-
-    Args:
-      program: A jaxpr, open or closed.
-      arguments: What is known of each of its arguments.
-      last: The equation before which to stop; None: the whole program.
-    """
+    """Follow a program up to the equation `last`, visit its equations, and return what is known of its results."""
     followed = Followed(domain, program, arguments).to(last)
     for eqn, operands in followed.visits:
         domain.visit(eqn, operands)

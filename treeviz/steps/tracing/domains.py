@@ -43,10 +43,7 @@ from treeviz.steps.tracing.primitives import (
 
 
 def argument_order(program: ClosedJaxpr) -> list[int]:
-    """The numbers of the program's arguments in the order of their first use; unused ones are left out.
-
-    A change of dtype, shape, order or place does not count, since a step often casts all parameters first.
-    """
+    """The numbers of the program's arguments in the order of their first use, but for casts and moves."""
     domain = _Argument()
     forward(program, domain, range(len(program.jaxpr.invars)))
     return list(domain.order)
@@ -202,9 +199,7 @@ def match_new_params(
     rounded copy of a master copy in float32, from which its new value is computed.
 
     Args:
-      arguments: The numbers of the program's arguments to match.
       argument_paths: The paths of all arguments of the program. The first key is that of the step's argument.
-      result_paths: The paths of all results.
       shares: The shares of the arguments in each result, if they are known already.
     """
     shares = _shares_in_results(program, _Sums()) if shares is None else shares
@@ -300,11 +295,7 @@ def _candidates(p: int, sums: Sequence[int], is_unchanged: set[int], shares: Seq
 
 
 def _nearest(path: Path, candidates: Sequence[int], result_paths: Sequence[Path]) -> list[int]:
-    """The candidates with the path most like the argument's.
-
-    They are ranked by the number of equal keys at the end, then by whether the first key is that of the argument, then
-    by the fewest other keys.
-    """
+    """The candidates with the most equal keys at the end; then the first key of the argument, and few other keys."""
     argument, *inner = map(str, path)
 
     def likeness(i: int) -> tuple:
@@ -478,11 +469,7 @@ _MASKS = {"mul": slice(2), "div": slice(1), "select_n": slice(1, None)}
 
 
 def scanned_in(jaxpr: Any, known: Mapping[Any, int] = MappingProxyType({})) -> dict[Any, int]:
-    """The variables of a jaxpr that a scan in it, at any depth, takes apart; and the axis along which it does.
-
-    Args:
-      known: The axes of results of the jaxpr that are taken apart later.
-    """
+    """The variables of a jaxpr that a scan in it or later (`known`) takes apart; and the axis along which it does."""
     eqns: Any = open_jaxpr(jaxpr).eqns
     found = dict(known)
 
@@ -519,10 +506,7 @@ def scanned_in(jaxpr: Any, known: Mapping[Any, int] = MappingProxyType({})) -> d
 
 
 def layer_axes(eqn: Any, source: MeasuredTree, scanned: Mapping[Any, int], axes_of: AxesOf, why_not: WhyNot) -> Axes:
-    """The axis of the layers of each leaf of a sown tree; None for a leaf that holds none; empty if none does.
-
-    Here `why_not` gets the number of the sown value.
-    """
+    """The axis of the layers of each leaf of a sown tree, or None; `why_not` gets the number of the sown value."""
     n = eqn.params["n"]
     found: list[int | None] = []
     for i, origin in enumerate(eqn.invars[n:], n):

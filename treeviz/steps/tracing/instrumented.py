@@ -50,7 +50,7 @@ from treeviz.steps.tracing.activations import activation_rows, with_activations
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import Path, argument_order, drifting_arguments, frozen_arguments, structural_zeros
-from treeviz.steps.tracing.jax_private import seeing_gradients, traced_anew
+from treeviz.steps.tracing.jax_private import NotMeasured, Unread, seeing_gradients, traced_anew
 from treeviz.steps.tracing.jitted import JitOptions
 from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs
 from treeviz.steps.tracing.param_sampling import ParamSampling, TracedParams
@@ -74,7 +74,6 @@ from treeviz.steps.tracing.reap import (
     reap,
     trained_with,
 )
-from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.steps.tracing.verify import PlainProgram
 from treeviz.tree.keys import keystr
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -112,9 +111,8 @@ def count_in_results(
       count: Computes what is returned instead of the words, from the bits of the results, and of the old parameters.
 
     Returns:
-      The inspected results, as one tree for each kind; uint32[all results], each the number of non-finite elements
-      times 2**16, plus the number of NaN; for a new parameter, plus 2**31 if it differs from the old one, or may
-      differ since elements are not finite; and the losses by their names, with the bits of their values, if any.
+      The inspected results, as one tree for each kind; their words, as of `_words`; and the losses by their names,
+      with the bits of their values, if any.
     """
     kinds, of_loss = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
@@ -155,9 +153,10 @@ def _loss_names(paths: Mapping[int, str], program: ClosedJaxpr, of_loss: Collect
 
 
 def _words(values: Sequence[jax.Array], old: Sequence[jax.Array | None]) -> jax.Array:
-    """The word of each value, from its bits. Values are stacked, since XLA compiles and runs each reduction separately.
+    """uint32[all results], from the bits of the values: 2**16 times the non-finite elements, plus the NaN.
 
-    Written in `lax`, which traces in half the time.
+    Of a new parameter, plus 2**31 if it differs from the old one, or may differ since elements are not finite. Values
+    are stacked, since XLA compiles and runs each reduction separately. In `lax`, which traces in half the time.
     """
     words, order = [], []
     others = [x if before is None else before for x, before in zip(values, old, strict=True)]
@@ -255,10 +254,6 @@ class _OfLoss(Domain[bool]):
         return any(values)
 
 
-class NothingSeen(NotMeasured):
-    """No gradient is computed in the step."""
-
-
 def instrumented(
     function: Callable,
     options: JitOptions,
@@ -278,10 +273,7 @@ def instrumented(
 ) -> Callable:
     """A jitted function that returns `(what the function returns, Measurement)`.
 
-    Args:
-      options: The options with which `jax.jit` made the step.
-      match, updates, stacked, activations: As in `watch.watch`; `updates` is not None.
-      tidy_path, result_path: As in `JittedStep`.
+    Args: as of `watch.watch` and `JittedStep`, but `updates` is not None, and
       on_traced: Called whenever it is traced, with what is measured, notes on what is not, and the names of the step's
         primitives with effects.
       donate: Donate the arguments that the step donates.
@@ -355,17 +347,12 @@ def _measured(
         reducers = Reducers(reduce, None, lambda sown, values: _reduce_deferred(sown, values).per_device())
     left_out: set[str] = set()
     words = statistics_of_activations(statistics)
-    beside = {
-        "of_activations": words,
-        "with_params": updates,
-        "received": received,
-        "scaled": scaled,
-        "left_out": left_out,
-        "unread": unread,
-    }
+    beside = {"of_activations": words, "with_params": updates, "received": received, "scaled": scaled}
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with gc_paused(), traced_anew():
-        out, found, packed = reap(program, leaves, reducers, _nothing, axes_of=layers.axes_of, **beside)
+        out, found, packed = reap(
+            program, leaves, reducers, _nothing, axes_of=layers.axes_of, left_out=left_out, unread=unread, **beside
+        )
     pairs = [*zip(found, packed, strict=True)]
     rows = [pair for pair in pairs if pair[0].sown.activations]
     found = [r for r, _ in pairs if not r.sown.activations]
@@ -460,11 +447,7 @@ def _params(names: Sequence[Attribution | None]) -> dict[int, str]:
 def _flagged(
     name: Attribution, zeros: Collection[int], frozen: Collection[int], drifting: Collection[int]
 ) -> Attribution:
-    """The name, with flags for leaves whose gradients are zero by construction, and for frozen and drifting arguments.
-
-    Args:
-      zeros: The numbers of the former, counted among those with numbers.
-    """
+    """The name, with flags for frozen and drifting arguments, and for `zeros`, counted among leaves with numbers."""
     places, n = [leaf for leaf, has in enumerate(name.source.has_number) if has], len(name.source.paths)
     of_flags = {"cut_off": {places[i] for i in zeros}}
     for flag, numbers in (("frozen", frozen), ("drifts", drifting)):
@@ -522,7 +505,7 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
     kept = [(name.source, packed) for name, packed in named if name is not None]
     kept.sort(key=lambda pair: natural(pair[0].name))
     if not kept:
-        raise NothingSeen(
+        raise NotMeasured(
             "this step computes no gradient with jax.grad, jax.value_and_grad or jax.vjp. If an argument holds them, "
             "inspector.watch(step, gradients='the name of that argument') measures them"
         )

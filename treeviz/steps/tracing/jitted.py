@@ -7,7 +7,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -25,6 +25,11 @@ class JitOptions(NamedTuple):
     keywords: dict[str, Any]  # for another `jax.jit`, without those of the outputs
     out_shardings: Any  # a tree prefix, or None if there was none
     donates: bool
+
+    def jit(self, function: Callable) -> Any:
+        """The function, jitted with these options."""
+        outs = {} if self.out_shardings is None else {"out_shardings": self.out_shardings}
+        return jax.jit(function, **self.keywords, **outs)
 
 
 def is_jitted(step: Any) -> bool:
@@ -62,11 +67,7 @@ def arguments_read(compiled: Any) -> list[int] | None:
 
 
 def trace_sown(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """JAX's `Traced` of a jitted function, with its gradients and losses sown into the program (see `sow`).
-
-    Raises:
-      ValueError: This release of JAX does not show them.
-    """
+    """JAX's `Traced` of a jitted function, with its gradients and losses sown; ValueError if this JAX hides them."""
     from treeviz.steps.tracing.primitives import sow  # of JAX's extension API
 
     if why := why_not():
@@ -210,6 +211,27 @@ class JittedStep(NamedTuple):
     same_arguments: bool = False
     static_numbers: bool = False  # whatever is no array is static for it, also a Python number
 
+    def inside(self, make: Callable[[Callable], Callable], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the function that `make` makes returns for the arguments of `jitted`. The step does not run."""
+
+        def escaping(function: Callable) -> Callable:
+            made = make(function)
+
+            def escape(*args: Any, **kwargs: Any) -> NoReturn:
+                raise _Escape(made(*args, **kwargs))
+
+            return escape
+
+        try:
+            self.around(escaping)(*args, **kwargs)
+        except _Escape as escape:
+            return escape.args[0]
+        raise RuntimeError("the step did not call its jitted function")
+
+
+class _Escape(Exception):
+    """Carries its argument out of the wrapper of a library."""
+
 
 Unwrap = Callable[[Any], JittedStep | None]
 
@@ -260,12 +282,7 @@ def is_of(library: str, step: Any) -> bool:
 
 
 def jitted_step(step: Any) -> JittedStep:
-    """Take a step apart.
-
-    Raises:
-      CannotWatch: There is no `jax.jit` in it.
-      LibraryMoved: The release of its library is unknown.
-    """
+    """Take a step apart. Raises `CannotWatch` if there is no `jax.jit` in it, or `LibraryMoved`."""
     if is_jitted(step):
         found = (guarded(lambda find=find: find(step.__wrapped__), lambda _: None) for find in _inside)
         tidy = next(filter(None, found), {})
@@ -301,11 +318,7 @@ def function_of(step: Any) -> Any:
 
 
 def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
-    """The error that a function like `jax.pmap` made the step, with lines that convert it.
-
-    Args:
-      vmapped: The beginning of the call that computes the same by vmap.
-    """
+    """The error that a function like `jax.pmap` made the step, with lines that convert it to the call of `vmapped`."""
     return CannotWatch(
         step,
         f"the step is made by {by}; with jax 0.8 or later, its calls in `with inspector.watching():` are watched",
@@ -318,11 +331,7 @@ def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
 
 
 def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
-    """Call a library's wrapper around an instrumented step; the measurement bypasses the wrapper.
-
-    Args:
-      with_other: Returns the wrapper with the result of a `Make` in place of its `jax.jit`.
-    """
+    """Call a library's wrapper, `with_other` than its own `jax.jit`; the measurement bypasses the wrapper."""
     bypass = threading.local()
 
     def make_without_measurement(function):
@@ -349,11 +358,7 @@ def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
 
 
 def receiving(step: JittedStep, name: str) -> JittedStep:
-    """The same step; what its parameter `name` gets is measured as the gradients of its parameters.
-
-    Raises:
-      CannotWatch: It has no such parameter.
-    """
+    """The same step; what its parameter `name` gets is measured as the gradients of its parameters."""
     names = inspect.signature(step.jitted).parameters
     if name not in names:
         raise CannotWatch(step.step, f"gradients={name!r}: the step has no such parameter; it has {', '.join(names)}")
@@ -394,11 +399,7 @@ def _layout(tree: Any) -> tuple:
 
 
 def receives(function: Callable, args: tuple, kwargs: Mapping[str, Any], returned: Collection[int]) -> str | None:
-    """The name of the parameter that gets gradients; None if there is none.
-
-    Args:
-      returned: The ids of the arrays that steps with gradients have returned.
-    """
+    """The name of the parameter that gets gradients: arrays with the ids `returned`; None if there is none."""
     try:
         arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

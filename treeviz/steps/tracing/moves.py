@@ -13,16 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from treeviz.steps.tracing.dataflow import Domain, forward
 from treeviz.steps.tracing.domains import NOTHING, PRODUCTS, WHOLE, KnownNumber, Shares, SumsInLoops, Value
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    PMAP,
-    RESHAPES,
-    SAME_LEAF,
-    Sown,
-    called_jaxpr,
-    open_jaxpr,
-    sow_p,
-)
+from treeviz.steps.tracing.primitives import CALLS, PMAP, RESHAPES, SAME_LEAF, Sown, called_jaxpr, open_jaxpr, sow_p
 
 _OPTAX = f"{os.sep}optax{os.sep}"
 _GRADIENTS = ("grads", "cotangents")

@@ -115,7 +115,7 @@ class Received:
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
     def read(self, read: Callable[[Any], Any], copies: Mapping[Any, Any]) -> list[Any]:
-        """The values. Sums are recomputed, as `tracing.recompute` explains, from copies if there are any."""
+        """The values. Sums are recomputed, as `tracing.reap` explains, from copies if there are any."""
 
         def copied(x: Any) -> Any:
             return barrier(read(x) if isinstance(x, Literal) or x not in copies else copies[x])
@@ -172,11 +172,7 @@ _LEAST = 8.0
 
 
 def _scales(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
-    """The powers of two, 8 or larger, that multiply a loss in its last operations.
-
-    Dividing a gradient by one of them gives exactly the gradient of the unscaled loss. Other numbers may be the
-    optimizer's own, such as Adam's 1 - b1 = 0.1.
-    """
+    """The powers of two, 8 or larger, that multiply a loss in its last operations; others may be the optimizer's."""
     product, products = 1.0, set()
     while not isinstance(atom, Literal) and atom in made_by and atom.aval.shape == ():
         eqn = made_by[atom]
@@ -257,8 +253,7 @@ class _Uses:
 def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
     """The means `before + (gradient - before) / n` and sums `gradient + before` in the branches of a conditional.
 
-    Each is the gradient and the mean or sum of earlier calls, both operands of the conditional; the new mean or sum;
-    and "averaged over the calls so far".
+    Each is `gradient` and `before`, operands of the conditional; the new one; and "averaged over the calls so far".
     """
     for branch, operands in programs(eqn, eqn.invars):
         jaxpr = open_jaxpr(branch)
@@ -443,7 +438,8 @@ class _Level:
                 if gradient is None or tuple(contracted) != (gradient.axis,) or batch:
                     continue
                 if self.gradient(weights) is None and weights.aval.ndim == 1:
-                    self.gradient_of[out] = self._weighted(gradient, weights).summed(out, 1)
+                    clipped = CLIPPED if self.depends(weights, gradient.sown) else ""
+                    self.gradient_of[out] = gradient.scaled((), True, clipped).summed(out, 1)
         elif name == COND:  # a mean or sum with the gradients of earlier calls, which are an argument
             for operand, before, made, transform in accumulated(eqn):
                 gradient = self.gradient(operand)
@@ -458,9 +454,6 @@ class _Level:
         elif eqn.params.get("name") == "clip" and gradient and gradient.is_whole and not gradient.transforms:
             self.inputs.clipped.add(gradient.sown)  # by jnp.clip
 
-    def _weighted(self, gradient: ScaledGradient, weights: Any) -> ScaledGradient:
-        return gradient.scaled((), True, CLIPPED if self.depends(weights, gradient.sown) else "")
-
     def _product(self, eqn: Any, out: Any, left: Any, right: Any) -> None:
         name, operand, gradient, by = eqn.primitive.name, left, self.gradient(left), right
         if gradient is None and name == "mul":
@@ -470,7 +463,8 @@ class _Level:
         scalar = self.scalar(by)
         if scalar is None:
             if gradient.axis is not None and self._is_along(by, gradient.axis):  # a number for each example
-                self.gradient_of[out] = self._weighted(gradient._replace(value=out), by)
+                clipped = CLIPPED if self.depends(by, gradient.sown) else ""
+                self.gradient_of[out] = gradient._replace(value=out).scaled((), True, clipped)
         else:
             transform = self._transform_of(name, scalar, gradient, out)
             by = as_factor(scalar) if isinstance(scalar, Literal) else scalar

@@ -60,11 +60,7 @@ def whole(array: jax.Array) -> np.ndarray:
 
 
 def reduce_on_host(leaves: Sequence[tuple[np.ndarray, ...] | None], axes: Sequence[int | None] = ()) -> np.ndarray:
-    """uint32[rows, n_words(LIGHT)]: as `reduce_leaves`, of arrays, or of differences of two: the first less the other.
-
-    Args:
-      axes: Of the layers, for each leaf; None: it has none.
-    """
+    """uint32[rows, n_words(LIGHT)]: as `reduce_leaves`, of arrays, or of the first of two less the other."""
     layers: list[tuple[np.ndarray, ...] | None] = []
     for arrays, axis in zip(leaves, axes or (None,) * len(leaves), strict=True):
         is_whole = arrays is None or axis is None
@@ -150,15 +146,11 @@ class _Part(NamedTuple):
 
 
 class TracedParams:
-    """The parameters of a traced step whose new values are known, and what measures both.
+    """The parameters of a traced step whose new values are known, and what measures both; if not, `why_not`.
 
     Args:
       gradients: Those that belong to the step's arguments.
       has_loops: There are others, of parameters that change in a loop inside the step.
-
-    Attributes:
-      why_not: Why they cannot be measured.
-      why_not_compiled: Why the program that measures them could not be compiled.
     """
 
     def __init__(
@@ -232,11 +224,7 @@ class TracedParams:
         return [results[i] for _, at in self._trees for i in at]
 
     def on_host(self, old: Sequence[jax.Array], new: Sequence[jax.Array], on_lost: Callable[[], None]) -> Measurement:
-        """Measure what is in host memory, or will be.
-
-        Args:
-          on_lost: Called if it cannot be read, as what another function has been given to keep.
-        """
+        """Measure what is in host memory, or will be; `on_lost` if another function has been given it to keep."""
 
         def rows() -> np.ndarray:
             jax.block_until_ready((old, new))

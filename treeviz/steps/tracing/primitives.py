@@ -136,10 +136,7 @@ def programs(eqn: Any, operands: Sequence[Any]) -> list[tuple[Any, Sequence[Any]
         return [(branch, operands[1:]) for branch in eqn.params["branches"]]
     if name == WHILE:
         parts = while_parts(eqn, operands)
-        return [
-            (parts.condition, [*parts.cond_consts, *parts.carry]),
-            (parts.body, [*parts.body_consts, *parts.carry]),
-        ]
+        return [(parts.condition, [*parts.cond_consts, *parts.carry]), (parts.body, [*parts.body_consts, *parts.carry])]
     return [(called_jaxpr(eqn), operands)] if name in CALLS or name in (PMAP, SCAN, SHARD_MAP) else []
 
 
@@ -235,10 +232,7 @@ def needed(jaxpr: Jaxpr, wanted: Iterable[Any], also: Callable[[Any], bool] = la
 def last_uses(
     jaxpr: Jaxpr, kept: AbstractSet[Any] = frozenset(), without: AbstractSet[int] = frozenset()
 ) -> dict[int, list[Any]]:
-    """By the number of an equation, the variables that are not needed after it, so that their values can be freed.
-
-    The jaxpr's results and what is `kept` are needed to the end; equations with numbers in `without` are not run.
-    """
+    """By the number of an equation, the variables that are not needed after it; those `without` are not run."""
     last: dict[Any, int] = {}
     for n, eqn in enumerate(jaxpr.eqns):
         if n not in without:

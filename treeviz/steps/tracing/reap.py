@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from treeviz.steps.reduce import (
+    TOGETHER,
     ActivationParts,
+    BatchSlice,
     PerDevice,
     activation_parts,
     activation_rows,
@@ -30,14 +32,18 @@ from treeviz.steps.statistics import MeasuredTree, Parts, WhyNot, nothing_agains
 from treeviz.steps.tracing.attribution import Attribution
 from treeviz.steps.tracing.dataflow import Followed
 from treeviz.steps.tracing.domains import AxesOf, Leaf, Path, layer_axes, match_new_params, scanned_in
+from treeviz.steps.tracing.jax_private import NotMeasured, Unread
 from treeviz.steps.tracing.optimizer_input import CLIPPED, OptimizerInputs, Received, factor
 from treeviz.steps.tracing.primitives import (
     CALLS,
     COND,
+    ELEMENTWISE,
     JITS,
     NO_GRADIENTS,
     REMATS,
+    RESHAPES,
     SCAN,
+    SCATTER_ADDS,
     SHARD_MAP,
     WHILE,
     Axis,
@@ -65,8 +71,6 @@ from treeviz.steps.tracing.primitives import (
     sums_of_sown,
     while_parts,
 )
-from treeviz.steps.tracing.recompute import recompute_operands, recomputed_equations
-from treeviz.steps.tracing.unread import NotMeasured, Unread
 from treeviz.tree.text import is_any
 
 # The rule of `reap` for `shard_map`, which returns one row per device.
@@ -89,12 +93,7 @@ class Devices(NamedTuple):
     def shards(
         self, values: Sequence[Any], origins: Sequence[int | None], summed: Sequence[frozenset[str]] | None
     ) -> tuple[tuple[PartitionSpec, ...], WhyNot]:
-        """How each value is divided among the devices, empty unless all are parts of arrays; and why not in layers.
-
-        Args:
-          origins: For each value, the number of the argument that it is the gradient of.
-          summed: The axes over which each value has been summed.
-        """
+        """How each value is divided among the devices, empty unless all are parts of arrays; and why not in layers."""
         specs: list[PartitionSpec | None] = []
         is_whole = not self.is_inner
         for i, (value, origin) in enumerate(zip(values, origins, strict=True)):
@@ -149,10 +148,7 @@ class Devices(NamedTuple):
 
 
 def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | None]):
-    """Run a `shard_map` with the packed rows measured inside it as further results.
-
-    Rows that are known to be equal on all devices are returned once; all others get a leading axis of devices.
-    """
+    """Run a `shard_map`; packed rows that may differ on the devices get a leading axis of devices."""
     p = eqn.params
     in_specs, inside = tuple(specs_of(p, "in", eqn.invars)), open_jaxpr(p["jaxpr"]).invars
     outer = {} if run.devices is None else run.devices.sizes
@@ -259,8 +255,8 @@ _GRADIENTS = ("grads", "cotangents")
 def drop_unused_tags(program: ClosedJaxpr) -> ClosedJaxpr:
     """The program without the tags of gradients that it discards, so that XLA need not compute them.
 
-    A tag is dropped only if its parameter has another gradient that is used. A parameter without one may be frozen or
-    forgotten, which the user should learn. A tree that loses some tags keeps its rows; the dropped ones have no number.
+    A tag is dropped only if its parameter has another gradient that is used: the user should learn of a parameter
+    without one. The rows of dropped tags have no number.
     """
     n_sown = Counter(sown for sown, _ in sown_in(program))
     dead = {sown: places for sown, places in _unused(program.jaxpr).items() if n_sown[sown] == 1}
@@ -321,10 +317,7 @@ def read_at_the_end(summed, again, received: Iterable[Received]) -> set[Any]:
 
 
 def _unused(jaxpr: Jaxpr) -> dict[Sown, set[int]]:
-    """The numbers of the sown gradients that are discarded, in a jaxpr and in the jaxprs inside it.
-
-    All results of an inner jaxpr count as used.
-    """
+    """The numbers of the sown gradients that are discarded; all results of a jaxpr inside count as used."""
     used = {x for x in jaxpr.outvars if not isinstance(x, Literal)}
     dead: dict[Sown, set[int]] = {}
     unused_of, trained = [], set()  # parameters with a gradient that is used
@@ -538,10 +531,7 @@ ReduceParams = Callable[[Sown, Sequence[Any]], jax.Array]
 def measure_params(
     reduce: ReduceParams, reaped: Reaped, old: Sequence[Any], new: Sequence[Any] | None
 ) -> list[tuple[Reaped, jax.Array]]:
-    """Measure the "params" of a gradient, and the "updates" if the new values are known.
-
-    Empty if the shapes are not those of the gradient, e.g. of a slice.
-    """
+    """The "params" of a gradient, and the "updates" if the new values are known; empty if it is that of a slice."""
     source = reaped.sown.source
     shapes = [shape for shape, has in zip(source.shapes, source.has_number, strict=True) if has]
     if [",".join(map(str, shape)) for shape in _sizes_and_shapes(old, reaped.batched)[1]] != shapes:
@@ -575,10 +565,7 @@ def measure_step_params(
     reaped: Sequence[Reaped],
     attributions: Sequence[Attribution | None],
 ) -> tuple[list[tuple[Attribution, jax.Array]], list[str]]:
-    """Measure the "params" and "updates" of a step's gradients, except those that `reap` has measured in a loop.
-
-    Second, notes for the user: what was not measured, and why. Gradients without an attribution are not recorded.
-    """
+    """The "params" and "updates" of a step's gradients that `reap` has not measured in a loop; notes on the rest."""
 
     def parts_of(gradient: Reaped, attribution: Attribution) -> tuple[list[tuple[Reaped, jax.Array]], str]:
         """What can be measured for one gradient; and if the updates cannot, the reason."""
@@ -665,14 +652,9 @@ def reap(
       received: What the optimizer receives for each gradient, which is also measured.
       scaled: Computes the packed rows of scaled numbers from the packed rows of the numbers.
       left_out: Collects the names of higher-order primitives without a rule; values sown inside are not measured.
-      unread: Collects a note on each part of the program that cannot be read.
-      of_activations: The statistics of activations, if any are tagged.
 
     Returns:
       The program's results; what was reaped; and the packed rows of each.
-
-    Raises:
-      CannotReap: A value is sown inside a higher-order primitive without a rule, and none elsewhere.
     """
     computed_once = {sown for sown, recomputed in sown_in(program) if not recomputed}
     measured = {  # gradients that are only clipped count if updates are measured
@@ -680,18 +662,8 @@ def reap(
         for jaxpr, found in (received.received_by_jaxpr if received else {}).items()
     }
     left_out = set() if left_out is None else left_out
-    run = Run(
-        reducers,
-        empty,
-        computed_once,
-        with_params,
-        axes_of,
-        measured,
-        scaled,
-        left_out,
-        unread or Unread(),
-        of_activations,
-    )
+    options = with_params, axes_of, measured, scaled, left_out, unread or Unread(), of_activations
+    run = Run(reducers, empty, computed_once, *options)
     results, reaped, packed = run.jaxpr(program.jaxpr, program.consts, arguments, range(len(arguments)))
     if all(r.sown.kind in NO_GRADIENTS for r in reaped):
         if run.left_out:
@@ -740,11 +712,7 @@ class Run:
         return run
 
     def jaxpr(self, jaxpr: Jaxpr, consts, arguments, origins):
-        """Run one jaxpr, and return its results, what was reaped in it, and the packed rows of each.
-
-        Args:
-          origins: For each argument, the number of the program argument that it is the same leaf as; or None.
-        """
+        """Run one jaxpr, and return its results, what was reaped in it, and the packed rows of each."""
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, arguments, strict=True))
         origin = Followed(Leaf(), jaxpr, origins)
@@ -776,7 +744,9 @@ class Run:
                 with context_of(eqn):
                     # What is recomputed is not what the step computes.
                     (value,) = recompute_operands(again[n], eqn, read) if n in again else [barrier(operands[0])]
-                    part = attempt(NO_ACTIVATIONS, None, self.activation, sown, value)
+                    _, features, n_rows = sown.activations[0]
+                    about = value, self.of_activations, features, n_rows
+                    part = attempt(NO_ACTIVATIONS, None, activation_parts, *about)
                 parts += [] if part is None else [(sown, part)]
                 continue
             copied = add(eqn, operands) if eqn.primitive is not sow_p and self.rule(eqn) is None else None
@@ -813,10 +783,6 @@ class Run:
         packed += [rows for _, rows in found]
         return [read(x) for x in jaxpr.outvars], reaped, packed
 
-    def activation(self, sown: Sown, value: Any) -> ActivationParts:
-        (activation,) = sown.activations
-        return activation_parts(value, self.of_activations, activation.features, activation.n_rows)
-
     def receive(self, received: Mapping[Sown, Received], reaped, packed, read, copies):
         """Measure what the optimizer receives for the gradients that were reaped, of which there may be copies."""
         found = []
@@ -847,10 +813,7 @@ class Run:
         return bind(eqn, operands), (), ()
 
     def traced(self, jaxpr: Any, origins):
-        """A function from the jaxpr's operands to its results and packed rows; and a list of what is reaped.
-
-        The list is empty until the function is traced.
-        """
+        """A function from the jaxpr's operands to its results and packed rows; what is reaped, once it is traced."""
         reaped: list[Reaped] = []
 
         def function(*operands):
@@ -878,7 +841,6 @@ class Run:
         """The rule for `sow`. The parameters among the operands are not read.
 
         Args:
-          scanned: The variables that the program scans over, with the axis of each.
           summed: The axes of the mesh over which each value has been summed.
         """
         n, sown, batched = (eqn.params[name] for name in ("n", "sown", "batched"))
@@ -911,8 +873,7 @@ class Run:
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
         """Mark gradients in a loop body whose parameters the loop changes, and add these and their updates, with rows.
 
-        Args:
-          before, after: The carry into and out of a step of the loop, by the number of the body's operand.
+        `before` and `after`: the carry into and out of a step of the loop, by the number of the body's operand.
         """
         known, params, packed = [], [], []
         for r in reaped:
@@ -929,3 +890,234 @@ class Run:
                     params.append(part)
                     packed.append(packed_part)
         return known + params, packed
+
+
+# Recompute measured values for the measurement alone, so that XLA compiles the step's own values as before.
+#
+# A measured value has one more use in the program, on which XLA's choices depend. XLA moves a reshape (also one made
+# from a transposition or a product with a vector) behind the arithmetic that follows only if all its uses are
+# arithmetic; it fuses a scatter-add, as in the gradient of an embedding, only with a single use. Then a product and a
+# sum are rounded once or twice, and the last digit of a result differs. So the measurement recomputes what XLA merges
+# with its uses, back to operations that XLA always computes apart: products of matrices, sums, convolutions, loops.
+
+# Batch small values of one shape that the same equations compute, such as the gradients of many biases.
+
+FEWEST = 16  # values that are computed together
+MOST_ELEMENTS = 1 << 12  # of a value, since its inputs are copied
+
+Chains = Sequence[Mapping[int, Any]]  # for each of several values: the equations that compute it, by number
+
+
+class Group(NamedTuple):
+    """Values that the same equations compute from different inputs."""
+
+    places: list[int]  # of the values
+    chain: Sequence[Any]  # the equations that compute the first value
+    value: Any  # the first
+    inputs: list[list[Any]]  # of the equations of each value, in the order of their use
+
+
+def batchable(values: Sequence[Any], chains: Chains) -> list[Group]:
+    """The groups of values that one batched computation can recompute."""
+    groups: dict[tuple, Group] = {}
+    for place, (value, by_number) in enumerate(zip(values, chains, strict=False)):
+        chain = [by_number[at] for at in sorted(by_number)]
+        is_small = bool(chain) and _is_small(value.aval)
+        if is_small and all(e.primitive.name in ELEMENTWISE or e.primitive.name in RESHAPES for e in chain):
+            inputs, form = _form(value, chain)
+            if form is not None and all(_is_small(x.aval) for x in inputs):
+                group = groups.setdefault(form, Group([], chain, value, []))
+                group.places.append(place)
+                group.inputs.append(inputs)
+    return [group for group in groups.values() if len(group.places) >= FEWEST and not all(_is_shared(group))]
+
+
+def run_together(group: Group, read: Callable[[Any], Any]) -> jax.Array:
+    """[values, …]: the values, computed from copies of their inputs, so that XLA keeps the two runs apart."""
+    shared = _is_shared(group)
+    operands: list[jax.Array] = []
+    for variables, is_shared in zip(zip(*group.inputs, strict=True), shared, strict=True):
+        copies = lax.optimization_barrier([read(x) for x in (variables[:1] if is_shared else variables)])
+        operands.append(copies[0] if is_shared else _stack(copies))
+
+    def run(*operands: jax.Array) -> jax.Array:
+        made = dict(zip(group.inputs[0], operands, strict=True))
+        for eqn in group.chain:
+            results = bind(eqn, [x.val if isinstance(x, Literal) else made[x] for x in eqn.invars])
+            made.update(zip(eqn.outvars, results, strict=True))
+        return made[group.value]
+
+    return jax.vmap(run, [None if is_shared else 0 for is_shared in shared])(*operands)
+
+
+def _stack(arrays: Sequence[jax.Array]) -> jax.Array:
+    """[n, …]: joined in parts of equal length, for which XLA CPU compiles one kernel."""
+    n, first = len(arrays), arrays[0]
+    arrays = [*arrays, *[arrays[-1]] * (-n % TOGETHER)]
+    parts = [_joined(arrays[i : i + TOGETHER]) for i in range(0, len(arrays), TOGETHER)]
+    x = lax.optimization_barrier(lax.concatenate(parts, 0))
+    x = lax.slice_in_dim(lax.reshape(x, (len(parts), parts[0].size)), 0, TOGETHER * first.size, axis=1)
+    return lax.slice_in_dim(lax.reshape(x, (len(arrays), *first.shape)), 0, n)
+
+
+@jax.jit  # traced and lowered once
+def _joined(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Flat, with a zero appended: XLA then makes one small loop instead of unrolling one for each array."""
+    x = lax.concatenate([lax.reshape(x, (x.size,)) for x in arrays], 0)
+    return lax.pad(x, np.zeros((), x.dtype), [(0, 1, 0)])
+
+
+def _is_shared(group: Group) -> list[bool]:
+    """For each input, whether it is the same for all values."""
+    return [all(x is variables[0] for x in variables) for variables in zip(*group.inputs, strict=True)]
+
+
+def _is_small(aval: Any) -> bool:
+    is_copied = aval.dtype in (np.bool_, np.uint8, np.uint16, np.uint32) or jnp.issubdtype(aval.dtype, jnp.floating)
+    return is_copied and aval.dtype.itemsize <= 4 and aval.size <= MOST_ELEMENTS
+
+
+def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:
+    """The inputs of some equations; and a key, equal for equal computations; None if it cannot be hashed."""
+    number: dict[Any, int] = {}
+    inputs, form = [], []
+    for eqn in chain:
+        form += [eqn.primitive, *eqn.params.values()]
+        for x in eqn.invars:
+            if isinstance(x, Literal):
+                form.append((x.aval, np.asarray(x.val).tobytes()))
+                continue
+            if x not in number:
+                number[x] = len(number)
+                inputs.append(x)
+                form.append(x.aval)
+            form.append(number[x])
+        number.update((v, len(number) + i) for i, v in enumerate(eqn.outvars))
+    try:
+        hash(tuple(form))
+    except TypeError:
+        return inputs, None
+    return inputs, (number[value], *form)
+
+
+_MOST = 32  # equations that are recomputed for a value
+
+
+def recomputed_equations(jaxpr: Jaxpr) -> dict[int, Chains]:
+    """For the number of each equation that sows: the equations to recompute for each of its values."""
+    sowing = {n: e for n, e in enumerate(jaxpr.eqns) if e.primitive is sow_p and e.params["sown"].kind != "loss"}
+    made_by = {v: (n, eqn) for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars} if sowing else {}
+    found = {n: [_nearest(value, made_by) for value in e.invars[: e.params["n"]]] for n, e in sowing.items()}
+    return {n: chains for n, chains in found.items() if any(chains)}
+
+
+def _nearest(value: Any, made_by: dict[Any, tuple[int, Any]]) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    values = deque([value])
+    while values and len(found) < _MOST:
+        at, eqn = _maker(values.popleft(), made_by)
+        if eqn is None or at in found:
+            continue
+        is_repeated = _is_simple(eqn) or _is_of_ones(eqn) or _has_ones(eqn)
+        if not is_repeated and _is_transpose(eqn):  # XLA merges it with its uses, if it does so with what is transposed
+            _, before = _maker(eqn.invars[0], made_by)
+            is_repeated = before is not None and (before.primitive.name in ELEMENTWISE or _is_of_ones(before))
+        if is_repeated:
+            found[at] = eqn
+            values.extend(() if _is_start(eqn) else eqn.invars)
+    return found
+
+
+def _maker(value: Any, made_by: dict[Any, tuple[int, Any]]) -> tuple[int, Any]:
+    return (-1, None) if isinstance(value, Literal) else made_by.get(value, (-1, None))
+
+
+def recompute_operands(chains: Chains, sowing: Any, read: Callable[[Any], Any], together: bool = False) -> list[Any]:
+    """Recompute the operands of an equation that sows; batchable values `together`, if each may be a `BatchSlice`."""
+    joined: dict[int, BatchSlice] = {}
+    for group in batchable(sowing.invars, chains) if together else ():
+        of_group = run_together(group, read)
+        joined.update((n, BatchSlice(of_group, place)) for place, n in enumerate(group.places))
+    again = {at: eqn for n, chain in enumerate(chains) if n not in joined for at, eqn in chain.items()}
+    made: dict[Any, Any] = {}
+    for eqn in (again[at] for at in sorted(again)):
+        if _has_ones(eqn):
+            made[eqn.outvars[0]] = _without_ones(eqn, [read(x) for x in eqn.invars])
+            continue
+        for x in eqn.invars:
+            if not isinstance(x, Literal) and x not in made:
+                made[x] = barrier(read(x))  # keeps XLA from merging the two runs
+        results = bind(eqn, [read(x) if isinstance(x, Literal) else made[x] for x in eqn.invars])
+        made.update(zip(eqn.outvars, results, strict=True))
+    values = [made[x] if not isinstance(x, Literal) and x in made else read(x) for x in sowing.invars]
+    return [joined.get(n, value) for n, value in enumerate(values)]
+
+
+def _is_simple(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    if name in JITS:
+        return all(map(_is_simple, open_jaxpr(called_jaxpr(eqn)).eqns))
+    is_reshape = name in RESHAPES and name != "rev" and not _is_transpose(eqn)
+    return name in ELEMENTWISE or name in SCATTER_ADDS or is_reshape
+
+
+def _is_start(eqn: Any) -> bool:
+    """Whether recomputation starts here: the operands of the equation are not recomputed."""
+    if eqn.primitive.name in JITS:
+        return any(map(_is_start, open_jaxpr(called_jaxpr(eqn)).eqns))
+    return eqn.primitive.name in SCATTER_ADDS or _has_ones(eqn)
+
+
+def _is_transpose(eqn: Any) -> bool:
+    """Whether elements move in memory. XLA merges such a transposition with the product of matrices before it."""
+    if eqn.primitive.name != "transpose":
+        return False
+    moved = [axis for axis in eqn.params["permutation"] if eqn.invars[0].aval.shape[axis] != 1]
+    return moved != sorted(moved)
+
+
+def _is_of_ones(eqn: Any) -> bool:
+    """Whether a sum or product is over axes of size 1, so that XLA makes it a reshape or an element-wise product."""
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    if eqn.primitive.name != "dot_general":
+        return False
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[axis] == 1 for axis in axes)
+
+
+def _has_ones(eqn: Any) -> bool:
+    """Whether XLA computes a sum without its axes of size 1, or a product with a vector, and reshapes the result."""
+    if eqn.primitive.name not in ("reduce_sum", "dot_general") or _is_of_ones(eqn):
+        return False
+    if eqn.params.get("out_sharding") is not None or 1 not in eqn.outvars[0].aval.shape:
+        return False
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.outvars[0].aval.size == 1
+    # Not a product of matrices, even if they have axes of size 1: it would be computed twice.
+    operands = zip(eqn.invars, *eqn.params["dimension_numbers"], strict=True)
+    return any(
+        all(n == 1 or axis in (*contracted, *batch) for axis, n in enumerate(x.aval.shape))
+        for x, contracted, batch in operands
+    )
+
+
+def _without_ones(eqn: Any, operands: Sequence[Any]) -> Any:
+    """The sum or product as XLA will compute it, so that both runs share it, and only the reshape is recomputed."""
+    p, n_batch = eqn.params, 0
+    if eqn.primitive.name == "reduce_sum":
+        x, (axes,) = _squeezed(operands[0], p["axes"])
+        result = lax.reduce(x, np.zeros((), x.dtype), lax.add, axes)
+    else:
+        (left, of_left), (right, of_right) = map(_squeezed, operands, *p["dimension_numbers"])
+        numbers, n_batch = ((of_left[0], of_right[0]), (of_left[1], of_right[1])), len(of_left[1])
+        options = {name: p[name] for name in ("precision", "preferred_element_type")}
+        result = lax.dot_general(left, right, numbers, **options)
+    ones = [axis for axis, size in enumerate(eqn.outvars[0].aval.shape) if size == 1 and axis >= n_batch]
+    return lax.expand_dims(lax.optimization_barrier(result), ones)
+
+
+def _squeezed(x: Any, *used: Sequence[int]) -> tuple[Any, list[list[int]]]:
+    """`x` without its unused axes of size 1, and the new numbers of the used axes."""
+    ones = [axis for axis, size in enumerate(x.shape) if size == 1 and not any(axis in axes for axes in used)]
+    return lax.squeeze(x, ones), [[axis - sum(one < axis for one in ones) for axis in axes] for axes in used]

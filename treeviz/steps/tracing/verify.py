@@ -95,11 +95,7 @@ class InstrumentedStepFailed(Exception):
 
 
 def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
-    """Compare a step with the instrumented step on copies of these arguments, and on those that follow from them.
-
-    Raises:
-      InstrumentedStepFailed: The instrumented step raised.
-    """
+    """Compare a step with the instrumented step on copies of these arguments, and on those that follow from them."""
     found = Verification(0, ())
     for n_runs in range(1, _MOST_RUNS + 1):
         expected = _results(jitted, args, kwargs)
@@ -261,12 +257,14 @@ class PlainProgram:
         program, signature, out_tree = newest
 
         def step(*args, **kwargs):
-            if _signature(args, kwargs) != signature or not _is_that_of_the_step(program):
+            tags = [(e.params, around) for e, around in equations(program) if e.primitive is sow_p]
+            # A loop that is differentiated keeps a sown value for the backward pass, beside the value that it equals.
+            is_kept = any(p["differentiated"] and any(o.primitive.name in _LOOPS for o in around) for p, around in tags)
+            if _signature(args, kwargs) != signature or is_kept or any_traced(program.consts):
                 raise TracedOtherwise
             return jax.tree.unflatten(out_tree, jaxpr_as_fun(program)(*split(args, kwargs)[0]))
 
-        out = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
-        jitted = jax.jit(step, **options.keywords, **out)
+        jitted = options.jit(step)
         args, kwargs = jax.tree.map(_described, (args, kwargs))
         return lambda: jitted.lower(*args, **kwargs)
 
@@ -275,16 +273,6 @@ def _signature(args: tuple, kwargs: dict[str, Any]) -> Any:
     """The structure, types and static values of arguments that are traced."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
     return treedef, [getattr(x, "aval", None) if isinstance(x, Tracer) else x for x in leaves]
-
-
-def _is_that_of_the_step(program: ClosedJaxpr) -> bool:
-    """Whether the program without `sow` would be the same, except for identities.
-
-    A loop that is differentiated keeps a sown value for the backward pass, in addition to the value that it equals.
-    """
-    tags = [(eqn, around) for eqn, around in equations(program) if eqn.primitive is sow_p]
-    is_kept = any(e.params["differentiated"] and any(o.primitive.name in _LOOPS for o in around) for e, around in tags)
-    return not is_kept and not any_traced(program.consts)
 
 
 def _described(x: Any) -> Any:
@@ -516,7 +504,9 @@ class Comparison:
         self._is_compiling, program, self._program = True, self._program, None
         lower: Any = None
         if program is not None:
-            inner = _inside(self._jitted, lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
+            if self._jitted.changes_arguments:
+                args, kwargs = self._jitted.copied((args, kwargs), lambda x: x)
+            inner = self._jitted.inside(lambda _: lambda *args, **kwargs: (args, kwargs), args, kwargs)
             lower = program.lowering(self._options, *inner)
         lowered = None if lower else _lowered(self._jitted, self._options, args, kwargs)
         options = options_of_thread()
@@ -540,41 +530,18 @@ class Comparison:
         self._threads = [*running, in_thread(lambda: self._tried(work), "comparison")]
 
 
-class _Escape(Exception):
-    """Carries its argument out of the wrapper of a library."""
-
-
-def _inside(jitted: JittedStep, make: Callable, args: tuple, kwargs: dict[str, Any], copied=lambda x: x) -> Any:
-    """What the function that `make` makes gives for the arguments of the jitted one."""
-
-    def escaping(function):
-        made = make(function)
-
-        def escape(*args, **kwargs):
-            raise _Escape(made(*args, **kwargs))
-
-        return escape
-
-    if jitted.changes_arguments:
-        args, kwargs = jitted.copied((args, kwargs), copied)
-    try:
-        jitted.around(escaping)(*args, **kwargs)
-    except _Escape as escape:
-        return escape.args[0]
-    raise RuntimeError("the step did not call its jitted function")
-
-
 def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Any:
     """The step, traced for these arguments."""
 
     def make(function):
         again = jitted.jitted
         if function is not again.__wrapped__:  # that of NNX must know its wrapper
-            out = {} if options.out_shardings is None else {"out_shardings": options.out_shardings}
-            again = jax.jit(function, **options.keywords, **out)
+            again = options.jit(function)
         return again.lower
 
-    return _inside(jitted, make, args, kwargs, copy_array)
+    if jitted.changes_arguments:
+        args, kwargs = jitted.copied((args, kwargs), copy_array)
+    return jitted.inside(make, args, kwargs)
 
 
 def _calling(jitted: JittedStep, options: JitOptions, compiled: Any) -> Callable:

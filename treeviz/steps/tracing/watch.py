@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import math
+import threading
+import time
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +19,7 @@ import jax
 from treeviz.steps.measure import Measurement
 from treeviz.steps.statistics import HISTOGRAM, LIGHT, StopTraining, check_statistics
 from treeviz.steps.tracing import jax_private
+from treeviz.steps.tracing.jax_private import tested_with, why_not_measured
 from treeviz.steps.tracing.jitted import (
     CannotWatch,
     JittedStep,
@@ -25,8 +30,6 @@ from treeviz.steps.tracing.jitted import (
     ran,
     receiving,
 )
-from treeviz.steps.tracing.processes import ProcessConsensus
-from treeviz.steps.tracing.unread import tested_with, why_not_measured
 from treeviz.steps.tracing.verify import (
     Comparison,
     CompileAhead,
@@ -37,6 +40,7 @@ from treeviz.steps.tracing.verify import (
     verify,
 )
 from treeviz.tree.layers import Stacked, stacked_axes
+from treeviz.tree.runtime import Lock, missing_names, warn_of_missing, why_missing
 from treeviz.tree.text import error_text, printable_lines, step_name
 from treeviz.tree.tracers import Tracer, any_traced
 
@@ -195,33 +199,15 @@ def watch(
     computed, and these leave the device as one further output, which only `record` gets. An inspected step runs this
     second program; the others run the step itself, which a thread compiles beside it, since jax 0.10 and not on a GPU.
 
-    XLA may round a result of the second program differently. To know, inspected calls 16 to 19, 64, 256, 1,024 … also
-    run the step itself, on copies of what it donates, and a thread compares all bytes, until one differs; then
-    `Watched.notes` says how much. Not compared are steps with effects, which would happen twice, those of several
-    processes, and where the copies would take more than 1 GiB on a device; `Watched.verify` compares at any time.
+    XLA may round a result of the second program differently. So a few calls also run the step itself; see
+    `verify.Comparison`. If the installed JAX, Equinox or Flax lacks a private name that this needs, the step runs
+    unwatched, and one warning says what is lost.
 
-    If the installed JAX, Equinox or Flax lacks a private name that this needs, the step runs unwatched, and one warning
-    says what is lost.
-
-    Args:
-      step, exact, gradients: As in `GradientInspector.watch`.
+    Args: as of `GradientInspector` and its `watch`, and
       record: Called after an inspected step with its `Measurement`, whose arrays may not be computed yet, and its
         number. An exception that it raises becomes a warning, once; `StopTraining` is passed on.
-      every: Inspect every n-th step; 0: only those of `heavy_every`.
-      heavy_every: Every n-th step, add a histogram and counts: a third program.
-      statistics: The statistics of the other inspected steps.
       match: Only gradients of the step's own arguments, if there are any.
-      updates: Also measure the parameters that the gradients belong to, and what the step adds to them. True: in every
-        inspected step; False: never. None: in those of `heavy_every`; where that is 0, beside some steps, as
-        `treeviz.steps.tracing.param_sampling` explains.
       first: The number of the first step.
-      stacked: Globs of the key paths of arrays that hold layers, or of nodes above them, besides those that the step
-        scans over: "layers/*", or {"layers/*": 1} for another axis than the first. None: no array is taken apart.
-      activations: Also measure what goes into each parameter that gradients are taken of, and what comes out.
-
-    Raises:
-      CannotWatch: The step cannot be watched; the message says why, and what to do instead.
-      ValueError: Settings that exclude each other, or an unknown statistic.
     """
     words = check_statistics(statistics)
     settings = Settings(every, heavy_every, words, match, exact, updates, first, stacked, activations)
@@ -455,17 +441,10 @@ class Watched:
         return self._jitted if self._jitted and jax_private.jit_info(self._jitted.jitted) is info else None
 
     def verify(self, *args, **kwargs) -> Verification:
-        """Run the step itself and the program that watches it on copies of these arguments, and compare all bytes.
+        """Compare all bytes of what the step and the program that watches it return; see `GradientInspector.verify`.
 
-        Up to five runs: where a result has the structure of an argument, as new parameters and moments have, it is the
-        argument of the next run; arguments that are all zero are small numbers from the second run on, since zeros
-        hide how a sum is rounded. If bytes differ, the step is run once more, to tell whether it repeats itself.
-
-        A measured value has one more use in the program, on which XLA's choices depend: then the last digit of a result
-        can differ. `print` the result to see which leaves do; `exact=True` rules it out.
-
-        Raises:
-          CannotWatch: The step is not watched: the program raised, or this JAX release is unknown.
+        Arguments that are all zero are small numbers from the second run on, since zeros hide how a sum is rounded. If
+        bytes differ, the step is run once more, to tell whether it repeats itself.
         """
         if self._jitted is None or self._programs is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
@@ -493,3 +472,156 @@ class Watched:
 
     def __repr__(self) -> str:
         return f"<watched {printable_lines(repr(self.step))}>"
+
+
+# Agree among the processes of a distributed run, through JAX's coordinator, from which call on a step is measured.
+
+GRACE_S = 1.0  # that the first call waits for the others, so that it is measured where all watch
+JOIN_S = 10.0  # after the first call: how long to wait for all processes to watch, while the loop goes on
+_ANSWER_S = 60.0  # for the threads of processes that watch the step
+_LOOK_MS = 200  # how often a thread checks whether Python ends
+
+_n_asked: Counter[str] = Counter()  # by the name of a step
+_unmeasured: set[ProcessConsensus] = set()  # of steps without a measurement, of which the user does not know why
+
+
+class ProcessConsensus:
+    """Whether all processes of a distributed run watch a step with the same settings, and from which call on.
+
+    A thread of each process asks the coordinator, not the devices, and answers for its process: a loop goes on
+    unmeasured until all watch, and then waits only for their threads. So it cannot hang where a process never watches.
+
+    Args:
+      answer: What must be the same in all.
+      newest: The number of the newest call.
+    """
+
+    def __init__(self, step: Any, answer: str, newest: int) -> None:
+        self.step_name = f"{getattr(step, '__module__', '')}.{getattr(step, '__qualname__', '')}"
+        self._answer, self._newest = answer, newest
+        self.why_not = ""  # the same in each process; empty if the step is measured, or if that is open
+        self.notes: tuple[str, ...] = ()  # why the first calls were not measured, and from which one on others are
+        self._lock, self._settled = Lock(), threading.Event()
+        self._from: int | None = None  # what this process has proposed: no earlier call is left to be measured
+        self.start = newest + 1
+        self._called_at: float | None = None
+        self.has_missed = False
+        self._thread: threading.Thread | None = None
+        self._begin()
+
+    def measures(self, number: int) -> bool:
+        """Whether the call of this number, which is about to run, is measured in all processes."""
+        if self._called_at is None:
+            missing = why_missing(missing_names(jax_private.TO_COMPARE_PROCESSES))
+            if missing and jax.process_count() > 1:
+                self.why_not = missing
+            elif missing:
+                warn_of_missing(jax_private.TO_COMPARE_PROCESSES, stacklevel=4)
+            self._begin()
+            self._called_at = time.monotonic()
+            if self._thread is None:
+                self._from = self.start
+                self._settled.set()
+            self._settled.wait(GRACE_S)
+        with self._lock:
+            is_open = self._from is None
+            self._newest = max(self._newest, number) if is_open else self._newest
+        if not is_open:
+            self._settled.wait()
+            is_measured = number >= self.start and not self.why_not
+            if is_measured or self.why_not:
+                _unmeasured.discard(self)
+            if is_measured:
+                if self.has_missed:
+                    self.notes = (*self.notes, f"all processes watch it from step {number} on.")
+                return True
+        self.has_missed = True
+        self.notes = ("not measured as long as not all processes watch it.",)
+        return False
+
+    def _begin(self) -> None:
+        """Ask the other processes, if there are any by now."""
+        state = jax_private.distributed_state()
+        if state is None or self._thread is not None:
+            return
+        self._client, self._me, self._n_processes = state.client, state.process_id, state.num_processes
+        self._question = f"treeviz/{self.step_name}/{_n_asked[self.step_name]}"
+        _n_asked[self.step_name] += 1
+        _unmeasured.add(self)
+        self._thread = threading.Thread(target=self._settle, name="treeviz consensus")
+        self._thread.start()
+
+    def _settle(self) -> None:
+        try:
+            why, proposed = self._others_differ(), list[str]()
+            if not why:
+                with self._lock:
+                    self._from = self._newest + 1
+                self._tell(f"from/{self._me}", str(self._from))
+                until = time.monotonic() + _ANSWER_S
+                proposed = [self._asked(f"from/{i}", until) for i in range(self._n_processes)]
+                silent = [i for i, options in enumerate(proposed) if not options]
+                why = f"process {silent[0]} does not answer" if silent else ""
+            decision = why or f"from {max(map(int, proposed))}"
+            try:  # the first decision is that of all, so that none runs what another has given up
+                self._tell("decision", decision)
+            except Exception:
+                others_decision = self._asked("decision", time.monotonic() + _ANSWER_S)
+                decision = others_decision or why or "the processes cannot be compared"
+            if decision.startswith("from "):
+                self.start = int(decision.removeprefix("from "))
+            else:
+                self.why_not = decision
+                if self._from is None:
+                    self._tell(f"from/{self._me}", "0")  # so that one that watches later does not wait
+        except Exception as error:
+            cannot = f"the processes cannot be compared ({type(error).__name__}: {error})"
+            self.why_not = self.why_not or cannot
+        finally:
+            with self._lock:
+                self._from = self.start
+            self._settled.set()
+
+    def _others_differ(self) -> str:
+        """Wait until all processes watch the step with the same settings, and return "", or why they do not."""
+        self._tell(f"watched/{self._me}", self._answer)
+        for process in range(self._n_processes):
+            their_options = self._asked(f"watched/{process}", None)
+            if not their_options and (self._called_at is None or time.monotonic() < self._called_at + JOIN_S):
+                return f"process {process} had not watched this step when the coordinator was last asked"
+            if not their_options:
+                first = f"its first call in process {self._me}"
+                return f"process {process} did not watch this step within {JOIN_S:g} s of {first}"
+            if their_options != self._answer:
+                return f"process {process} watches it with {their_options}, process {self._me} with {self._answer}"
+        return ""
+
+    def _tell(self, key: str, value: str) -> None:
+        self._client.key_value_set(f"{self._question}/{key}", value)
+
+    def _asked(self, key: str, until: float | None) -> str:
+        """The answer of a process, or "" after this time; None: some time after the first call."""
+        while True:
+            try:
+                return self._client.blocking_key_value_get(f"{self._question}/{key}", _LOOK_MS)
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):  # the coordinator has ended, or jax.distributed.shutdown()
+                    return ""
+            called_at = self._called_at
+            end = until if until is not None else None if called_at is None else called_at + JOIN_S
+            if (end is not None and time.monotonic() > end) or not threading.main_thread().is_alive():
+                return ""
+
+
+@atexit.register  # when the threads have ended
+def _tell_what_is_unmeasured() -> None:
+    """Warn of steps whose run has ended before it was known why nothing was measured of their calls."""
+    for consensus in [x for x in _unmeasured if x.has_missed]:
+        why = consensus.why_not or f"all processes watch it from step {consensus.start} on"
+        name = consensus.step_name.rpartition(".")[2]
+        warnings.warn(
+            f"watch: no call of `{name}` was measured: {why}. All processes must watch it in the same way; one of them "
+            "may save or show it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
