@@ -307,7 +307,7 @@ def layer(mlp):
 @pytest.fixture(scope="session", autouse=True)
 def patience():
     """What an explorer answers is whole, however slow the machine is."""
-    from treeviz.analysis.details import sections as detail
+    from treeviz.analysis import details as detail
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(detail, "MOST_SECONDS", 600.0)

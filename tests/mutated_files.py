@@ -24,7 +24,7 @@ import pytest
 import treeviz
 from treeviz.reader import read
 from treeviz.steps.recording.history_file import save
-from treeviz.tree.files.entries import LoadError
+from treeviz.tree.files import LoadError
 from treeviz.tree.table import TreeTable
 
 ARRAYS = {"a.0": np.ones((3, 2), np.float32), "a.1": np.zeros(5, np.int8)}

@@ -9,7 +9,7 @@ from sample_nodes import Forever
 
 import treeviz
 from treeviz import prepare
-from treeviz.analysis.stats import columns as statistics
+from treeviz.analysis import stats as statistics
 from treeviz.tree import keys
 from treeviz.tree import walk as walking
 from treeviz.tree.describers import Budget

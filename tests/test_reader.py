@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import treeviz
-from treeviz.analysis.details.sections import window
+from treeviz.analysis.details import window
 from treeviz.explorer import window_section
 from treeviz.reader import identifier, read
-from treeviz.tree.files.entries import LoadError, nested
+from treeviz.tree.files import LoadError, nested
 from treeviz.tree.stored import Stored
 
 pytestmark = pytest.mark.oldest_jax
@@ -348,7 +348,7 @@ def test_a_window_of_an_array_in_a_file_has_its_values_and_reads_no_more_than_th
     (section,) = window_section(stored, (1, 2), (2, 6, 36))
     assert (section["kind"], section["starts"], section["sizes"]) == ("window", (2, 6, 36), (1, 64, 64))
     if suffix == "safetensors":
-        monkeypatch.setattr("treeviz.tree.files.entries.check_unchanged", lambda *_: None)
+        monkeypatch.setattr("treeviz.tree.files.check_unchanged", lambda *_: None)
         os.truncate(path, path.stat().st_size - truth[2].nbytes)
         np.testing.assert_array_equal(window(stored, (1, 2), (1, 0, 0)).values, truth[1, :64, :64])
     assert window(Stored((), np.dtype(np.int8), lambda _: iter([np.ones(1, np.int8)]))).values == [[1]]

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from watched import init_mlp_params, mlp_data, same_bytes, update_mlp
 
 import treeviz as tv
-from treeviz.analysis.details.sections import window
+from treeviz.analysis.details import window
 from treeviz.steps.nan_origin.locate import locate_nan
 from treeviz.steps.tracing import verify as compare_once
 

@@ -133,7 +133,7 @@ def _checked(
         _rule(code)
     table, nodes = scanned(tree, None, name)
     if values:
-        from treeviz.analysis.stats.columns import value_statistics
+        from treeviz.analysis.stats import value_statistics
 
         columns, reasons = value_statistics(table, nodes)
         table = table.with_columns(*columns).with_notes({row: (Note("info", text),) for row, text in reasons.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from treeviz.analysis.details.sections import (
+from treeviz.analysis.details import (
     Budget,
     Part,
     Section,

@@ -1,4 +1,4 @@
 """pdb that prints trees: `PYTHONBREAKPOINT=treeviz.pdb.set_trace`, or `pytest --pdb --pdbcls=treeviz.pdb:Pdb`."""
 
-from treeviz.plugin.trees_in_pdb import Pdb as Pdb
-from treeviz.plugin.trees_in_pdb import set_trace as set_trace
+from treeviz.plugin.shown import Pdb as Pdb
+from treeviz.plugin.shown import set_trace as set_trace

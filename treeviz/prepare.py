@@ -138,7 +138,7 @@ def prepare(
 
 
 def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others: bool) -> TreeTable:
-    from treeviz.analysis.stats.columns import NOT_READ, not_finite, value_statistics
+    from treeviz.analysis.stats import NOT_READ, not_finite, value_statistics
 
     added, reasons = value_statistics(table, nodes, budget=budget)
     left_out = [row for row, text in reasons.items() if text.startswith(NOT_READ)]
@@ -160,7 +160,7 @@ def _with_statistics(table: TreeTable, nodes: list[Any], budget: Budget, others:
 
 def _without_uniform(table: TreeTable, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the columns without those that are equal in every row, which the headline reports."""
-    from treeviz.analysis.stats.columns import uniform_statistics
+    from treeviz.analysis.stats import uniform_statistics
 
     words = {} if is_cut(table) else uniform_statistics(table)
     return tuple(name for name in names if name not in words)

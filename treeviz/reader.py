@@ -16,7 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from treeviz.tree.files.arrays import (
+from treeviz.tree.files import (
+    LoadError,
+    mode_of,
+    nested,
+    only_below,
     read_eqx,
     read_index,
     read_msgpack,
@@ -24,8 +28,10 @@ from treeviz.tree.files.arrays import (
     read_npz,
     read_safetensors,
     read_shards,
+    scan,
+    with_scales,
+    without_repeats,
 )
-from treeviz.tree.files.entries import LoadError, mode_of, nested, only_below, scan, with_scales, without_repeats
 from treeviz.tree.keys import keystr
 from treeviz.tree.runtime import gc_paused
 from treeviz.tree.stored import Stored

@@ -36,7 +36,7 @@ from trees import jax_zeros, layers
 from watched import copies, same_bytes
 
 import treeviz as tv
-from treeviz.analysis.details.sections import MOST, window
+from treeviz.analysis.details import MOST, window
 from treeviz.steps.nan_origin.locate import locate_nan
 
 N_STEPS = 20  # whose results are compared; a watched step compares itself from the 16th on

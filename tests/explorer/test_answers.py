@@ -15,7 +15,7 @@ import pytest
 from sample_trees import SAMPLES
 
 import treeviz as tv
-from treeviz.analysis.details.sections import MOST_BYTES, window
+from treeviz.analysis.details import MOST_BYTES, window
 from treeviz.views.widget.backend import OPERATIONS
 
 pytest.importorskip("anywidget")

@@ -26,7 +26,7 @@ from treeviz import cli
 from treeviz.explainer.explain import explanation
 from treeviz.integrations.orbax import random_keys_of
 from treeviz.reader import read
-from treeviz.tree.files.entries import LoadError
+from treeviz.tree.files import LoadError
 
 MODEL = {
     "layers": jax.device_put([{"w": np.full((4, 8), i, jnp.bfloat16), "b": np.zeros(8)} for i in range(2)]),

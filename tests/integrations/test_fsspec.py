@@ -26,7 +26,7 @@ from treeviz.integrations import fsspec as fsspec_files
 from treeviz.integrations.fsspec import RunCopy
 from treeviz.reader import path_of, read
 from treeviz.steps.recording.history_file import Followed, journal_of
-from treeviz.tree.files.entries import LoadError
+from treeviz.tree.files import LoadError
 from treeviz.tree.stored import on_fetch
 
 fsspec = pytest.importorskip("fsspec")

@@ -17,9 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
 import treeviz
-from treeviz.analysis.details import sections
-from treeviz.analysis.details.drawing import color_range
-from treeviz.analysis.details.sections import Window
+from treeviz.analysis import details
+from treeviz.analysis.details import Window, color_range
 from treeviz.integrations import treescope as pictures
 from treeviz.prepare import scanned
 
@@ -144,8 +143,8 @@ def test_no_copy_stays_on_the_array_and_it_can_still_be_donated(dtype):
 
 
 def test_of_an_array_on_an_accelerator_only_the_slice_travels(monkeypatch):
-    monkeypatch.setattr(sections, "lies_on_host", lambda array: False)  # the values are then cut on their device
-    monkeypatch.setattr(sections, "host_view", None)
+    monkeypatch.setattr(details, "lies_on_host", lambda array: False)  # the values are then cut on their device
+    monkeypatch.setattr(details, "host_view", None)
     array = jnp.asarray(A)
     (html,) = drawn([array]).values()
     np.testing.assert_array_equal(values_in(html), A[:64, :64])

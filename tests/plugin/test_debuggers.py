@@ -49,7 +49,7 @@ def test_pdb_prints_a_tree_as_a_tree_and_all_else_as_before():
 
 def test_where_printing_a_tree_fails_pdb_prints_what_it_would_without(monkeypatch, capsys):
     params = {"w": np.ones(2)}
-    monkeypatch.setattr("treeviz.plugin.trees_in_pdb.render", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("treeviz.plugin.shown.render", lambda *_, **__: 1 / 0)
     assert f"{params}\n" in said_to("p params")
     assert "treeviz: no tree is printed, since it failed with ZeroDivisionError" in capsys.readouterr().err
 

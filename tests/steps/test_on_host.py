@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from treeviz.analysis.stats.arrays import CHUNK
+from treeviz.analysis.stats import CHUNK
 from treeviz.steps.statistics import LIGHT, unpack
 from treeviz.steps.tracing.param_sampling import reduce_on_host
 

@@ -64,7 +64,7 @@ def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ..
 
 def host_scalar(array: Any) -> str:
     """The text of the only element of an array; "" if that would need a transfer or a wait."""
-    from treeviz.analysis.stats.arrays import host_view, lies_on_host
+    from treeviz.analysis.stats import host_view, lies_on_host
 
     if type(array) is not np.ndarray:
         if not (lies_on_host(array) and array.is_ready()):

@@ -460,7 +460,7 @@ def _measured(
     table: TreeTable, found: _Found, named: _Named, others: Mapping[int, Any], budget: Budget, notes: list[Note]
 ) -> list[Column]:
     """The value statistics of each row's counterpart, for nodes too."""
-    from treeviz.analysis.stats.columns import NOT_READ, value_statistics
+    from treeviz.analysis.stats import NOT_READ, value_statistics
 
     columns, reasons = value_statistics(table, [others.get(row) for row in range(len(table))], budget=budget)
     not_read = [text for text in reasons.values() if text.startswith(NOT_READ)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from treeviz.analysis.facts import whole_numbers
 from treeviz.tree.facts import Column, Format, Rollup
-from treeviz.tree.query.find import ALIASES, ROW_FIELDS, VALUE_STATISTICS
+from treeviz.tree.query import ALIASES, ROW_FIELDS, VALUE_STATISTICS
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import error_text, function_name, guarded, has_base, is_any, value_text, visible
 
@@ -125,7 +125,7 @@ def _fetch(answers: list[list[Any]]) -> None:
     if not waiting:
         return
 
-    from treeviz.analysis.stats.arrays import fetch
+    from treeviz.analysis.stats import fetch
 
     scalars = [results[i] for results, i in waiting]
     try:

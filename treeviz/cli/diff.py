@@ -72,7 +72,7 @@ def _two(options: argparse.Namespace) -> int:
     trees = [load(file, options) for file in options.files]  # before JAX is imported, so that bad files fail at once
     from treeviz.analysis.compare.tree_diff import RAISED
     from treeviz.differ import diff
-    from treeviz.tree.query.find import needs_values
+    from treeviz.tree.query import needs_values
 
     if options.find is not None and needs_values(options.find):
         raise ValueError("diff: --find knows no statistics of one tree; diff:nan finds where NaN are in one of the two")

@@ -106,7 +106,7 @@ def show(options: argparse.Namespace, make_tree: Callable[[], Any], name: str) -
     """Show a tree, or list rows of it."""
     # Not from `treeviz.api`, which would import JAX.
     from treeviz.prepare import prepare
-    from treeviz.tree.query.find import VALUE_STATISTICS, needs_values
+    from treeviz.tree.query import VALUE_STATISTICS, needs_values
     from treeviz.tree.runtime import gc_paused
     from treeviz.views.tree_view import TreeView
 
@@ -154,7 +154,7 @@ def deliver_list(
 
     Without a query, these are `rows`. A query that compares numbers lists leaves, and nodes only if no leaf matches.
     """
-    from treeviz.tree.query.find import compared_columns, nearest, needs_values, unread
+    from treeviz.tree.query import compared_columns, nearest, needs_values, unread
     from treeviz.tree.text import counted
     from treeviz.views.text.cells import BAD, WRITE
 

@@ -44,7 +44,7 @@ from treeviz.explainer.frames import (
 )
 from treeviz.prepare import scanned
 from treeviz.steps.compiles.types import compare_types, jit_type
-from treeviz.tree.files.arrays import read_eqx
+from treeviz.tree.files import read_eqx
 from treeviz.tree.keys import keystr
 from treeviz.tree.text import aval_text, class_name, counted
 from treeviz.tree.walk import scan

@@ -30,7 +30,7 @@ from treeviz.steps.recording.recorder import MOST_LATE, SOON, Recorder, flush_at
 from treeviz.steps.statistics import FINITE, FINITE_PARTS, LIGHT, StopTraining
 from treeviz.steps.tracing.verify import Verification
 from treeviz.steps.tracing.watch import Watched, watch
-from treeviz.tree.files.entries import mode_of
+from treeviz.tree.files import mode_of
 from treeviz.tree.frame import Frame, Labels, data_frame, records
 from treeviz.tree.layers import Stacked
 from treeviz.views.text.terminal import terminal_color

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import REWRITTEN, LoadError
+from treeviz.tree.files import REWRITTEN, LoadError
 from treeviz.tree.stored import on_fetch
 from treeviz.tree.text import error_text, visible
 

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.entries import At, n_bytes_of, size_of, state_of
+from treeviz.tree.files import At, n_bytes_of, size_of, state_of
 from treeviz.tree.stored import CHUNK, Stored, Verbatim, metadata_of
 from treeviz.tree.text import visible
 

@@ -24,8 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.arrays import read_msgpack
-from treeviz.tree.files.entries import (
+from treeviz.tree.files import (
     LoadError,
     Unread,
     check_link,
@@ -37,6 +36,7 @@ from treeviz.tree.files.entries import (
     nested,
     parse_json,
     read_bounded,
+    read_msgpack,
     roots,
     scan,
 )

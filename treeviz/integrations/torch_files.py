@@ -13,13 +13,14 @@ import ml_dtypes
 import numpy as np
 
 from treeviz.integrations import not_installed
-from treeviz.tree.files.arrays import Pairs, read_index
-from treeviz.tree.files.entries import (
+from treeviz.tree.files import (
     LoadError,
+    Pairs,
     Unread,
     check_link,
     check_unchanged,
     nested,
+    read_index,
     refuse,
     roots,
     state_of,

@@ -1,7 +1,7 @@
 """treescope: pictures of array values by its array visualiser, and its view of leaves that JAX does not know.
 
 Only these pictures depend on treescope. If it cannot be imported or fails, the page draws the values itself and shows
-the reason: see `treeviz.analysis.details.drawing`.
+the reason: see `treeviz.analysis.details`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.details.drawing import Drawing, drawing
-from treeviz.analysis.details.sections import Window, copied, in_rows
+from treeviz.analysis.details import Drawing, Window, copied, drawing, in_rows
 from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import KINDS
 from treeviz.tree.opaque import contents

@@ -14,8 +14,7 @@ import numpy as np
 from treeviz.analysis.checks.rule import Checked
 from treeviz.analysis.checks.rules import run_rules
 from treeviz.api import render
-from treeviz.plugin.shown import Magics, Wrapper, is_shown, is_tree, name_of, print_failure
-from treeviz.plugin.trees_in_pdb import InShell
+from treeviz.plugin.shown import InShell, Magics, Wrapper, is_shown, is_tree, name_of, print_failure
 from treeviz.prepare import scanned
 from treeviz.tree.describers import DISPLAY
 from treeviz.tree.runtime import PrivateName, ipython_shell, missing_names, why_missing

@@ -90,7 +90,6 @@ def _line(value: Any) -> str | None:
 
 
 def _rows(value: Any) -> str | None:
-    from treeviz.plugin.shown import is_tree
-    from treeviz.plugin.trees_in_pdb import tree_text
+    from treeviz.plugin.shown import is_tree, tree_text
 
     return tree_text(value) if is_tree(value) else None

@@ -59,7 +59,7 @@ def stacks_in(table: TreeTable, stacked: Stacked) -> dict[int, int]:
     Raises:
       NoStack: A glob matches no array with such an axis.
     """
-    from treeviz.tree.query.find import on_path
+    from treeviz.tree.query import on_path
 
     axes: dict[int, int] = {}
     for glob, axis in stacked_axes(stacked).items():

@@ -180,7 +180,7 @@ class TreeTable:
         names = tuple(names)
         unknown = [name for name in names if name not in self.columns]
         if unknown:
-            from treeviz.tree.query.find import did_you_mean
+            from treeviz.tree.query import did_you_mean
 
             hint = " Statistics are computed on request: stats=True, --stats." if "nan" not in self.columns else ""
             names = ", ".join(map(repr, unknown))
@@ -201,12 +201,12 @@ class TreeTable:
             table.find("shape:*,768 | bytes:>1M")    # either
             table.find("nan -key:bias")              # has a NaN (after render(tree, stats=True)), not a bias
 
-        Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.query.find` for the language.
+        Each row has a `keystr` and an `expression` that can be pasted. See `treeviz.tree.query` for the language.
 
         Raises:
           ValueError: The query is invalid; the message says where.
         """
-        from treeviz.tree.query.find import find
+        from treeviz.tree.query import find
 
         return find(self, query)
 

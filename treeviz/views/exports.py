@@ -17,7 +17,7 @@ from treeviz.tree.keys import python_expression
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable
 from treeviz.tree.text import visible
-from treeviz.views.picture.draw import GLYPHS, IN_EVERY_ROW, row_badges
+from treeviz.views.picture import GLYPHS, IN_EVERY_ROW, row_badges
 from treeviz.views.text.cells import columns_of_cells, type_cells
 from treeviz.views.text.rows import first_rows
 from treeviz.views.text.text import LeftOut, guides, in_brief, key_labels

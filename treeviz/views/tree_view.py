@@ -18,7 +18,7 @@ from treeviz.views.text.text import lines, text
 from treeviz.views.view import Content, View, open_page, publish, shell_of_notebook, shows_html, write
 
 if TYPE_CHECKING:
-    from treeviz.views.picture.draw import Picture
+    from treeviz.views.picture import Picture
 
 # A tree view inside the output of treescope: a foldable box
 
@@ -184,14 +184,14 @@ class TreeView(View):
 
     def picture(self, width: str | None = None) -> Picture:
         """The first rows as a picture, for `.svg` and `.png`; see `save`."""
-        from treeviz.views.picture.draw import draw, inches_of
+        from treeviz.views.picture import draw, inches_of
 
         return draw(self.brief, inches=None if width is None else inches_of(width))
 
     def _drawn(self, kind: str, width: str | None) -> Content:
-        from treeviz.views.picture import draw
+        from treeviz.views import picture
 
-        return getattr(draw, kind)(self.picture(width))
+        return getattr(picture, kind)(self.picture(width))
 
     def save(self, path: str | Path, *, width: str | None = None) -> Path:
         """Write the tree to a file, and return its path.

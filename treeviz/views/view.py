@@ -28,7 +28,7 @@ class View:
       depth: The number of levels that are open at first; None: as many as fit.
       whole: Put all rows and columns into a page of any size.
       values: Displays of the values of some rows, by row number: HTML documents, which the page runs in a sandbox, or
-        drawings of `treeviz.analysis.details.drawing`, which the page draws itself.
+        drawings of `treeviz.analysis.details`, which the page draws itself.
       series: Values of the rows over the steps. A series without steps is left out.
       histograms: Distributions of the values inside the rows over the steps; shown only with series.
       scalars: Series of one row, shown above the rows of a page with series.

@@ -22,7 +22,7 @@ from treeviz.analysis.checks import rules
 from treeviz.analysis.checks.rule import LEVELS, USES
 from treeviz.analysis.checks.rules import RULES
 from treeviz.api import explain
-from treeviz.tree.files.entries import refuse
+from treeviz.tree.files import refuse
 from treeviz.tree.stored import Stored
 
 pytestmark = pytest.mark.oldest_jax

@@ -19,8 +19,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sample_trees import SAMPLES
 
-from treeviz.analysis.details import sections as detail
-from treeviz.analysis.details.sections import (
+from treeviz.analysis import details as detail
+from treeviz.analysis.details import (
     MOST,
     MOST_BYTES,
     MOST_CELLS,
@@ -116,9 +116,7 @@ def test_starts_that_do_not_fit_are_refused_or_pushed_back():
 def test_a_window_on_a_sharded_array_is_read_shard_by_shard(monkeypatch):
     x = sharded()
     read = []
-    from treeviz.analysis.details import sections as detail_window
-
-    monkeypatch.setattr(detail_window, "host_view", lambda shard: read.append(shard.shape) or np.array(shard))
+    monkeypatch.setattr(detail, "host_view", lambda shard: read.append(shard.shape) or np.array(shard))
     part = window(x, (0, 1), [0, 0, 2])
     np.testing.assert_array_equal(part.values, np.arange(32 * 24 * 3, dtype=np.float32).reshape(32, 24, 3)[:, :, 2])
     assert read == [(8, 12, 3)] * 8 and len(part.devices) == 8
@@ -146,12 +144,10 @@ def test_a_transfer_guard_is_not_in_the_way():
 @pytest.mark.oldest_jax
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64", "int4"])
 def test_on_a_device_the_window_is_cut_out_before_it_travels(monkeypatch, dtype):
-    from treeviz.analysis.details import sections as detail_window
-
     values = (np.arange(16 * 400) % 7).reshape(16, 400).astype(jnp.dtype(dtype))
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
     x = jax.device_put(values, NamedSharding(mesh, CUT))
-    monkeypatch.setattr(detail_window, "lies_on_host", lambda _: False)
+    monkeypatch.setattr(detail, "lies_on_host", lambda _: False)
     with jax.transfer_guard("disallow"), jax.debug_nans(True), jax.disable_jit():
         part = window(x, (0, 1), [0, 170])
     np.testing.assert_array_equal(part.values, values[:, 170:234])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import treeviz
-from treeviz.analysis.stats import arrays as stats_host
-from treeviz.analysis.stats.arrays import Summaries, over_ranges
-from treeviz.tree.query.find import VALUE_STATISTICS
+from treeviz.analysis import stats as stats_host
+from treeviz.analysis.stats import Summaries, over_ranges
+from treeviz.tree.query import VALUE_STATISTICS
 from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax
@@ -267,9 +267,7 @@ def test_roll_ups_agree_with_all_numbers_below_at_once(tree):
 def test_an_array_in_several_places_is_read_once_and_counts_in_each(monkeypatch):
     calls = []
     summary_of_array = stats_host.summary_of_array
-    monkeypatch.setattr(
-        "treeviz.analysis.stats.columns.summary_of_array", lambda x: calls.append(x) or summary_of_array(x)
-    )
+    monkeypatch.setattr("treeviz.analysis.stats.summary_of_array", lambda x: calls.append(x) or summary_of_array(x))
     x = np.zeros(stats_host.SMALL + 1)
     columns, _ = statistics([x, x, [x]])
     assert len(calls) == 1
@@ -293,7 +291,7 @@ def test_a_leaf_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
             raise MemoryError("no room <b>\x07")
         return summary_of_array(array)
 
-    monkeypatch.setattr("treeviz.analysis.stats.columns.summary_of_array", fails)
+    monkeypatch.setattr("treeviz.analysis.stats.summary_of_array", fails)
     columns, notes = statistics([np.full(5000, 13.0), np.full(5000, 1.0)])
     assert notes == {1: "could not be read: MemoryError: no room <b>\\x07"}
     assert np.isnan(columns["mean"][1]) and columns["mean"][0] == 1
@@ -303,7 +301,7 @@ def test_ctrl_c_passes_through(monkeypatch):
     def interrupted(array):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treeviz.analysis.stats.columns.summary_of_array", interrupted)
+    monkeypatch.setattr("treeviz.analysis.stats.summary_of_array", interrupted)
     with pytest.raises(KeyboardInterrupt):
         statistics(np.ones(5000))
 

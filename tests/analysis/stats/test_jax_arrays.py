@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from several_devices import first_devices
 
-from treeviz.analysis.stats import arrays as stats_host
-from treeviz.analysis.stats.columns import value_statistics
+from treeviz.analysis import stats as stats_host
+from treeviz.analysis.stats import value_statistics
 from treeviz.tree.layers import open_stacks
 from treeviz.tree.walk import scan
 
@@ -102,7 +102,7 @@ def test_many_equal_numbers_have_their_own_value_as_mean_and_rms(dtype, value, h
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int4", "int32"])
 def test_a_device_without_float64_is_right_to_the_digits_of_float32(dtype, monkeypatch):
-    monkeypatch.setattr("treeviz.analysis.stats.arrays.has_float64", lambda device: False)
+    monkeypatch.setattr("treeviz.analysis.stats.has_float64", lambda device: False)
     x = sample(dtype)
     found, expected = told(statistics(jnp.asarray(x), **DEVICE)[0]), truth(x)
     if dtype in ("int32", "complex64"):  # integers are rounded to float32, and |z| is made in it
@@ -117,7 +117,7 @@ def test_a_device_without_float64_is_right_to_the_digits_of_float32(dtype, monke
 
 @pytest.mark.parametrize("value", [1e20, 1e-25])
 def test_a_device_without_float64_loses_no_large_or_small_square(value, monkeypatch):
-    monkeypatch.setattr("treeviz.analysis.stats.arrays.has_float64", lambda device: False)
+    monkeypatch.setattr("treeviz.analysis.stats.has_float64", lambda device: False)
     found = told(statistics(jnp.array([value, -value] * 100), **DEVICE)[0])
     np.testing.assert_allclose([found["rms"], found["std"]], value, rtol=1e-6)
 
@@ -223,7 +223,7 @@ def test_an_array_that_is_deleted_meanwhile_says_so(monkeypatch):
         doomed.delete()
         return stats_host.host_view(shard)
 
-    monkeypatch.setattr("treeviz.analysis.stats.columns.host_view", delete_first)
+    monkeypatch.setattr("treeviz.analysis.stats.host_view", delete_first)
     assert statistics([doomed])[1] == {1: "deleted while it was read"}
 
 
@@ -244,7 +244,7 @@ def test_the_layers_of_a_stack_are_read_where_they_lie(axis, how):
 
 
 def test_a_reduction_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
-    from treeviz.analysis.stats import arrays as stats_device
+    from treeviz.analysis import stats as stats_device
 
     fetch = stats_device.fetch
 
@@ -265,7 +265,7 @@ def test_a_reduction_that_fails_is_a_note_and_the_others_go_on(monkeypatch):
 def test_nothing_is_started_on_an_array_that_is_partly_elsewhere(monkeypatch):
     x = jax.device_put(np.ones(8), NamedSharding(mesh(8), P("a")))
     monkeypatch.setattr(NamedSharding, "is_fully_addressable", property(lambda self: False))
-    monkeypatch.setattr("treeviz.analysis.stats.columns.host_view", None)
+    monkeypatch.setattr("treeviz.analysis.stats.host_view", None)
     assert statistics([x])[1] == {1: "no statistics: part of it is in another process"}
 
 

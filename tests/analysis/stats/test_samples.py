@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sample_trees import SAMPLES
 
-from treeviz.analysis.stats.columns import value_statistics
+from treeviz.analysis.stats import value_statistics
 from treeviz.tree.walk import scan
 
 pytestmark = pytest.mark.oldest_jax

@@ -4,7 +4,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from treeviz.analysis.stats.columns import value_statistics
+from treeviz.analysis.stats import value_statistics
 from treeviz.tree.walk import scan
 
 FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"]

@@ -7,7 +7,7 @@ import pytest
 from norm_runs import ActivationRun as Run
 
 from treeviz.inspector.views import whole_view
-from treeviz.tree.query.find import find
+from treeviz.tree.query import find
 
 FROM = 40
 

@@ -268,7 +268,7 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=r"it would take 67,\d+,\d+ bytes of memory"):
         load(path)
 
-    monkeypatch.setattr("treeviz.tree.files.entries.MOST_TOKENS", 10)
+    monkeypatch.setattr("treeviz.tree.files.MOST_TOKENS", 10)
     with pytest.raises(ValueError, match="values and brackets; 10 is the most that is read"):
         load(rewritten(path, lambda _, content: content.rstrip(b"\0")))
 

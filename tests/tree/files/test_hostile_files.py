@@ -22,7 +22,7 @@ import pytest
 import treeviz
 from treeviz import cli
 from treeviz.reader import read
-from treeviz.tree.files.entries import LoadError, Unread
+from treeviz.tree.files import LoadError, Unread
 from treeviz.tree.stored import Stored
 
 MB = 1 << 20
@@ -222,7 +222,7 @@ def test_an_array_whose_checksum_is_wrong_says_so_in_its_row_and_the_others_are_
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_in_its_row(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr("treeviz.tree.files.entries.check_unchanged", lambda *_: None)  # as if it shrank after that
+    monkeypatch.setattr("treeviz.tree.files.check_unchanged", lambda *_: None)  # as if it shrank after that
     path = tmp_path / f"m{suffix}"
     path.write_bytes(npy(ONES) if suffix == ".npy" else safetensors({"a": tensor(0, 12, [3], "F32")}, bytes(12)))
     tree = read(path)

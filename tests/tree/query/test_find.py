@@ -15,7 +15,7 @@ from sample_trees import SAMPLES
 
 import treeviz
 from treeviz.tree.keys import Key
-from treeviz.tree.query.find import find, matches, on_path
+from treeviz.tree.query import find, matches, on_path
 from treeviz.tree.table import Row, TreeTable
 
 CASES = json.loads((Path(__file__).parents[2] / "query_cases.json").read_text(encoding="utf-8"))

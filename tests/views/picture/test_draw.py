@@ -18,7 +18,7 @@ from sample_trees import SAMPLES
 import treeviz
 from treeviz.tree.series import FindingMark, Series, thinned
 from treeviz.tree.text import number_text
-from treeviz.views.picture.draw import COLORS, MAX_ROWS, ROW, SCALE, STOPS, Box, Cells, Curve, Line, Text, png, svg
+from treeviz.views.picture import COLORS, MAX_ROWS, ROW, SCALE, STOPS, Box, Cells, Curve, Line, Text, png, svg
 from treeviz.views.tree_view import TreeView
 
 pytestmark = pytest.mark.oldest_jax

@@ -537,7 +537,7 @@ def unread_values(checked: Checked) -> Iterator[Found]:
     Nothing is known of NaN in them. Arrays of more than 10^9 elements in host memory, and formats that treeviz does
     not know, are not read.
     """
-    from treeviz.analysis.stats.columns import NOT_SCANNED, UNREADABLE
+    from treeviz.analysis.stats import NOT_SCANNED, UNREADABLE
 
     for row, note in checked.noted("info"):
         if note.text.startswith((UNREADABLE, NOT_SCANNED)):

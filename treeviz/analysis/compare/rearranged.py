@@ -21,10 +21,9 @@ import numpy as np
 
 from treeviz.analysis.compare.aligned import MAPPINGS, NONE, Side
 from treeviz.analysis.compare.difference import Difference, Differences, Hint, with_hint
-from treeviz.analysis.compare.mapped import FLOATS, Match, Part, Values
 from treeviz.analysis.compare.tree_diff import UNKNOWN, Found, subtree_text, transpose_code, transposing
-from treeviz.analysis.compare.values import Gaps, gap_texts
-from treeviz.analysis.stats.arrays import host_view, lies_on_host
+from treeviz.analysis.compare.values import FLOATS, Gaps, Match, Part, Values, gap_texts
+from treeviz.analysis.stats import host_view, lies_on_host
 from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.stored import Stored
 from treeviz.tree.table import TreeTable, children_of

@@ -31,23 +31,27 @@ from treeviz.analysis.compare.aligned import (
     same_facts,
 )
 from treeviz.analysis.compare.difference import Difference, Differences, Unmade
-from treeviz.analysis.compare.mapped import FLOATS, Gap, Match, are_floats, narrower, rounded
 from treeviz.analysis.compare.values import (
+    FLOATS,
     CannotCompare,
+    Gap,
     Gaps,
+    Match,
     Reading,
     ValueDifference,
+    are_floats,
     compare_arrays,
     compare_small,
     compare_stored_layers,
     gap_texts,
     is_transpose,
+    narrower,
     reading_of,
+    rounded,
 )
 from treeviz.analysis.compare.values import SmallPart as Part
 from treeviz.analysis.facts import shape_text, sharding_text
-from treeviz.analysis.stats.arrays import FIRST_EXPONENT, host_view, lies_on_host, undisturbed
-from treeviz.analysis.stats.columns import value_statistics
+from treeviz.analysis.stats import FIRST_EXPONENT, host_view, lies_on_host, undisturbed, value_statistics
 from treeviz.tree.describers import array_inside
 from treeviz.tree.facts import Facts, Sharding
 from treeviz.tree.keys import stored_items

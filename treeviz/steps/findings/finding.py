@@ -28,7 +28,7 @@ from treeviz.steps.statistics import (
 from treeviz.tree.facts import Facts
 from treeviz.tree.layers import is_below, is_of_experts
 from treeviz.tree.paths import paths_without_boxes, table_of_paths
-from treeviz.tree.query.find import on_path
+from treeviz.tree.query import on_path
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.series import InnerSteps
 from treeviz.tree.text import number_text

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from treeviz.analysis.stats.arrays import lies_on_host
+from treeviz.analysis.stats import lies_on_host
 from treeviz.steps.measure import Joined, MeasuredTree, Measurement, find_measurements
 from treeviz.steps.statistics import (
     ACTIVATIONS,

@@ -60,7 +60,7 @@ from treeviz.steps.recording.history import (
     with_inner,
 )
 from treeviz.steps.statistics import MeasuredTree, wholes
-from treeviz.tree.files.entries import parse_json
+from treeviz.tree.files import parse_json
 from treeviz.tree.series import InnerSteps
 from treeviz.tree.text import printable, visible
 

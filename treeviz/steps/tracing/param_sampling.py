@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from treeviz.analysis.stats.arrays import CHUNK, as_float64, host_view, lies_on_host
+from treeviz.analysis.stats import CHUNK, as_float64, host_view, lies_on_host
 from treeviz.steps.measure import Joined, Layout, Measurement, joined
 from treeviz.steps.reduce import reduce_leaves
 from treeviz.steps.statistics import (

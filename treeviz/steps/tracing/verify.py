@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from treeviz.analysis.stats.arrays import lies_on_host
+from treeviz.analysis.stats import lies_on_host
 from treeviz.steps.measure import paths_in
 from treeviz.steps.tracing.attribution import split
 from treeviz.steps.tracing.jitted import JitOptions, JittedStep

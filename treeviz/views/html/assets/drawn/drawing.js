@@ -5,7 +5,7 @@ import { h } from "../tree/dom.js";
 import { numberText, wholeText } from "../tree/numbers.js";
 import { additions } from "../tree/view.js";
 
-/** @typedef {{columns: number, cells: string, elsewhere: string, range: [number, number], axes: number[], starts: number[], caption: string, why: string}} Drawing as in analysis/details/drawing.py */
+/** @typedef {{columns: number, cells: string, elsewhere: string, range: [number, number], axes: number[], starts: number[], caption: string, why: string}} Drawing as in analysis/details.py */
 
 // Around zero, which is white: blue and orange differ with color blindness, too. Red is for NaN.
 const [BLUE, ORANGE] = [[11, 79, 191], [179, 79, 0]];

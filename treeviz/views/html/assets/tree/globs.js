@@ -1,5 +1,5 @@
 // @ts-check
-// Globs: * ? [a-z] [!a-z], matched against a whole text in lower case, as in treeviz/tree/query/.
+// Globs: * ? [a-z] [!a-z], matched against a whole text in lower case, as in treeviz/tree/query.py.
 import { byKey } from "./word_index.js";
 
 /** @type {(text: string) => boolean} */

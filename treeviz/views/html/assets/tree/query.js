@@ -1,5 +1,5 @@
 // @ts-check
-// Parses and runs the queries of the search box, as treeviz/tree/query/ does in Python.
+// Parses and runs the queries of the search box, as treeviz/tree/query.py does in Python.
 import { either, globTest, isGlob, onPath } from "./globs.js";
 import { readKey } from "./tree.js";
 import { byKey, inPath, wordPlace } from "./word_index.js";

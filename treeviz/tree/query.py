@@ -216,7 +216,7 @@ ROW_FIELDS = ("key", "kind", "type", "dtype", "sharding", "shape", "is", "depth"
 ALIASES = {"params": "elements", "parameters": "elements", "nbytes": "bytes", "dead": "inputs_dead"}
 _MOST_NAMES = 10_000  # keys, for suggestions
 _NEAR = {"size": ("bytes", "elements"), "memory": ("bytes",), "count": ("elements",)}  # what others call a column
-# The columns of `analysis.stats.columns.value_statistics`, computed on request.
+# The columns of `analysis.stats.value_statistics`, computed on request.
 VALUE_STATISTICS = ("min", "max", "mean", "std", "rms", "zeros", "nan", "inf", "posinf", "neginf", "histogram")
 
 

@@ -1,1 +1,0 @@
-"""The details of one row, for the explorer."""

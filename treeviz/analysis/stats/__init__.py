@@ -1,1 +1,0 @@
-"""Statistics of the values of arrays."""

@@ -1,1 +1,0 @@
-"""The search language: parse a query, and find its rows."""

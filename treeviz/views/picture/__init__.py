@@ -1,1 +1,0 @@
-"""Pictures: .svg and .png."""
