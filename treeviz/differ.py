@@ -193,34 +193,18 @@ def diff(
     if len(trees) < 2:
         raise TypeError(f"diff: pass two or more trees, got {len(trees)}: diff(before, after)")
     first, *others = sides = [_side(tree, is_leaf) for tree in trees]
-    found = [
-        with_hints(
-            first,
-            other,
-            find_differences(first, other, values=values, rtol=rtol, atol=atol, tree=i, bars=len(others) == 1),
-            values=values,
-            rtol=rtol,
-            atol=atol,
-            mapping=mapping,
-            only_values=like is not None,
-        )
-        for i, other in enumerate(others, 1)
-    ]
-    if stacked:
-        found = [
-            with_layers(first, other, pair, stacked, rtol=rtol, atol=atol)
-            for other, pair in zip(others, found, strict=True)
-        ]
+    found, tolerance = [], {"rtol": rtol, "atol": atol}
+    for i, other in enumerate(others, 1):
+        pair = find_differences(first, other, bars=len(others) == 1, tree=i, values=values, **tolerance)
+        options = {"values": values, "mapping": mapping, "only_values": like is not None}
+        pair = with_hints(first, other, pair, **tolerance, **options)
+        found.append(with_layers(first, other, pair, stacked, **tolerance) if stacked else pair)
     with gc_paused():
         tables = merged(first, others[0], found[0]) if len(others) == 1 else merged_with_all(first, found)
-        keystr = first.table.keystrs()
-        not_compared = {
-            keystr(row): reason
-            for pair in found
-            for row, reason in zip(
-                pair.aligned.left[[*pair.not_compared]].tolist(), pair.not_compared.values(), strict=True
-            )
-        }
+        keystr, not_compared = first.table.keystrs(), {}
+        for pair in found:
+            rows = pair.aligned.left[[*pair.not_compared]].tolist()
+            not_compared |= zip(map(keystr, rows), pair.not_compared.values(), strict=True)
         return TreeDiff(tables, found, not_compared, sides, values=values)
 
 

@@ -129,7 +129,6 @@ class WeakTree:
         return follow(tree, keys, occurrences)
 
     def _steps(self, row: int) -> list[tuple[Any, int]]:
-        """The keys from the root to the row, each with the number of earlier siblings that have the same key."""
         steps: list[tuple[Any, int]] = []
         while row > 0:
             parent = int(self._table.parent[row])
@@ -566,7 +565,6 @@ class ExploredDiff:
         return [_with_tree_argument(side, {**section, "title": title}) for section in sections]
 
     def _gap(self, row: int, axes: Sequence[int], starts: Sequence[int]) -> list[Section]:
-        """The second array minus the first, in a part of them."""
         from treeviz.integrations.treescope import is_drawable
 
         pair = [plain_array(self._leaf(row, side)) for side in (0, 1)]

@@ -206,7 +206,6 @@ def path_of(path: str | os.PathLike[str]) -> Any:
 
 
 def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
-    """The suffix and the reader of a file."""
     name, shown = path.name.lower(), visible(str(path), 1000)
     if path.suffix.lower() in _PICKLES:
         raise LoadError(
@@ -238,7 +237,6 @@ def names_a_format(name: str) -> bool:
 
 
 def _of_folder(folder: Path) -> Callable[[Path], Any]:
-    """The reader of a folder, chosen by its contents."""
     from treeviz.integrations.orbax import STEP, is_orbax, read_orbax, read_steps
 
     with scan(folder) as entries:

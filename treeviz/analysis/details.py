@@ -19,7 +19,7 @@ import time
 import types
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from itertools import compress, islice
+from itertools import islice
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -130,30 +130,24 @@ def function_source(function: Any) -> tuple[str, str] | None:
 
 def class_facts(cls: type) -> list[tuple[str, str]]:
     """(label, text) pairs about a class; none for classes of Python, JAX and NumPy."""
-    if module_name(cls).partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
+    module = module_name(cls)
+    if module.partition(".")[0] in ("builtins", "jax", "jaxlib", "numpy", ""):
         return []
-    facts = [("class", qualified_name(cls)), ("defined in", _class_place(cls))]
+    functions = [value for value in list(namespace(cls).values()) if type(value) is types.FunctionType]
+    is_own = lambda function: type(function.__module__) is str and function.__module__ == module  # noqa: E731
+    files: list[Any] = [function.__code__.co_filename for function in filter(is_own, functions)]  # also of a notebook
+    files.append(guarded(lambda: object.__getattribute__(sys.modules[module], "__dict__")["__file__"], lambda _: None))
+    starts = re.compile(rf"\s*class\s+{re.escape(class_name(cls).rpartition('.')[2])}\b")
+    lines = ((file, i, line) for file in files if type(file) is str for i, line in enumerate(_lines(file), 1))
+    place = next((place_of(file, i) for file, i, line in lines if starts.match(line)), "")
+    facts = [("class", qualified_name(cls)), ("defined in", place)]
     doc = namespace(cls).get("__doc__")
     # The generated docstring of a dataclass is its signature.
     if type(doc) is str and not doc.startswith(f"{class_name(cls)}("):
-        lines = inspect.cleandoc(doc[:10_000]).strip().splitlines()
-        text = "\n".join(visible(line, _MOST_CHARACTERS) for line in lines[:_MOST_OF_DOC])
-        facts.append(("docstring", text + ("\n…" if len(lines) > _MOST_OF_DOC else "")))
+        lines_of_doc = inspect.cleandoc(doc[:10_000]).strip().splitlines()
+        text = "\n".join(visible(line, _MOST_CHARACTERS) for line in lines_of_doc[:_MOST_OF_DOC])
+        facts.append(("docstring", text + "\n…" * (len(lines_of_doc) > _MOST_OF_DOC)))
     return [fact for fact in facts if fact[1]]
-
-
-def _class_place(cls: type) -> str:
-    module = module_name(cls)
-    functions = [value for value in list(namespace(cls).values()) if type(value) is types.FunctionType]
-    is_own = (type(function.__module__) is str and function.__module__ == module for function in functions)
-    files = [function.__code__.co_filename for function in compress(functions, is_own)]  # of a notebook class, too
-    own = guarded(lambda: object.__getattribute__(sys.modules[module], "__dict__").get("__file__"), lambda _: None)
-    starts = re.compile(rf"\s*class\s+{re.escape(class_name(cls).rpartition('.')[2])}\b")
-    for file in [*files, own] if type(own) is str else files:
-        for number, line in enumerate(_lines(file), 1):
-            if starts.match(line):
-                return place_of(file, number)
-    return ""
 
 
 def _lines(file: str) -> list[str]:
@@ -274,21 +268,16 @@ def _read(array: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[
     values, is_here, devices = np.zeros(sizes, array.dtype), np.zeros(sizes, bool), []
     for shard in array.addressable_shards:
         place, inside = _common(shard.index, array.shape, starts, sizes)
-        if _is_empty(place) or is_here[place].all():
-            continue
-        values[place], is_here[place] = copied(shard.data, inside), True
-        devices.append(_name(shard.device))
-    elsewhere = ()
+        if not (_is_empty(place) or is_here[place].all()):
+            values[place], is_here[place] = copied(shard.data, inside), True
+            devices.append(shard.device)
+    elsewhere, sharding = [], array.sharding
     if not is_here.all():
-        sharding = array.sharding
         parts = sharding.devices_indices_map(array.shape).items()
-        others = (part for part in parts if part[0] not in sharding.addressable_devices)
-        elsewhere = (_name(device) for device, i in others if not _is_empty(_common(i, array.shape, starts, sizes)[0]))
-    return values, is_here, tuple(devices), tuple(islice(elsewhere, MOST_NAMED))
-
-
-def _name(device: Any) -> str:
-    return f"{device.platform}:{device.id}"
+        far = [part for part in parts if part[0] not in sharding.addressable_devices]
+        elsewhere = [x for x, index in far if not _is_empty(_common(index, array.shape, starts, sizes)[0])]
+    own, others = (tuple([f"{x.platform}:{x.id}" for x in them]) for them in (devices, elsewhere[:MOST_NAMED]))
+    return values, is_here, own, others
 
 
 def _is_empty(place: tuple[slice, ...]) -> bool:
@@ -358,8 +347,8 @@ def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
         if not goes_on():
             is_all = False
             break
-        level, cut = _one_up(level, modules, seen, found)
-        is_all = is_all and not cut
+        level, is_whole = _one_up(level, modules, seen, found)
+        is_all &= is_whole
     # An object without a known referrer is reported by its class.
     for step in level:
         found.setdefault(f"{_class_label(step.node)}{step.rest}")
@@ -367,7 +356,7 @@ def referrers(node: Any, goes_on: Callable[[], bool]) -> tuple[list[str], bool]:
 
 
 def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, int]], found: dict[str, None]) -> Any:
-    """The referrers of the objects of a level. Complete expressions are added to `found`."""
+    """The referrers of the objects of a level, and whether these are all. Adds complete expressions to `found`."""
     wanted: dict[int, list[_Step]] = {}  # one object may lead to the searched one in several ways
     for step in level:
         wanted.setdefault(id(step.node), []).append(step)
@@ -406,7 +395,7 @@ def _one_up(level: list[_Step], modules: dict[int, str], seen: set[tuple[int, in
     for step in level:
         if id(step.node) not in reached and step.rest:
             found.setdefault(f"{_class_label(step.node)}{step.rest}")
-    return above[:_MOST_AT_ONCE], len(above) > _MOST_AT_ONCE
+    return above[:_MOST_AT_ONCE], len(above) <= _MOST_AT_ONCE
 
 
 def _referrers(nodes: list[Any]) -> list[Any]:
@@ -492,15 +481,12 @@ class Budget:
     def __init__(
         self, is_cancelled: Callable[[], bool] = lambda: False, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.is_cancelled = is_cancelled
-        self._now = now
+        self.is_cancelled, self._now, self._bytes_left = is_cancelled, now, MOST_BYTES
         self._end: float | None = None
-        self._bytes_left = MOST_BYTES
 
     def goes_on(self) -> bool:
         now = self._now()
-        if self._end is None:
-            self._end = now + MOST_SECONDS
+        self._end = now + MOST_SECONDS if self._end is None else self._end
         return now < self._end and not self.is_cancelled()
 
     def gather(self, parts: Iterable[Part]) -> list[Section]:
@@ -523,16 +509,14 @@ def text(content: str, tone: str = "dim") -> Section:
 
 def is_array(node: Any) -> bool:
     """Whether it is a NumPy or JAX array, even a deleted one."""
-    cls = type(node)
-    return has_base(cls, np.ndarray) or class_name(cls) == "ArrayImpl"
+    return has_base(type(node), np.ndarray) or class_name(type(node)) == "ArrayImpl"
 
 
 def has_values(node: Any) -> bool:
     """Whether it is an array, in memory or in a file, or a box of one, with values that can be read."""
     node = plain_array(node)
-    if has_base(type(node), np.ndarray) or type(node) is Stored:
-        return True
-    return is_array(node) and not why_unreduced(node.sharding)
+    is_near = has_base(type(node), np.ndarray) or type(node) is Stored
+    return is_near or (is_array(node) and not why_unreduced(node.sharding))
 
 
 def plain_array(node: Any) -> Any:
@@ -581,20 +565,17 @@ def statistics(array: Any, *, most_elements: int = MOST_ELEMENTS) -> list[Sectio
     table, nodes = scan(array)
     columns, notes = value_statistics(table, nodes, max_elements=max(n_elements, 1))
     sections = [text(reason) for reason in notes.values()]
-    values = {column.name: column.values[0] for column in columns}
-    numbers = [column.name for column in columns if column.format == "number"]
-    counts = [column.name for column in columns if column.format == "count" and column.name != "inf"]  # posinf + neginf
-    titles = {column.name: column.title for column in columns}
-    pairs = [(titles[name], number_text(values[name])) for name in numbers if not np.isnan(values[name])]
-    pairs += [(titles[name], f"{int(values[name]):,}") for name in counts if values[name] > 0]
+    *numbers, histogram = [(column, column.values[0]) for column in columns if column.name != "inf"]  # posinf + neginf
+    pairs = [(c.title, number_text(x)) for c, x in numbers if c.format == "number" and not np.isnan(x)]
+    pairs += [(c.title, f"{int(x):,}") for c, x in numbers if c.format == "count" and x > 0]
     if pairs:
         sections.append({"kind": "numbers", "title": "values", "pairs": pairs})
-    used = np.flatnonzero(np.nan_to_num(values["histogram"]))
+    used = np.flatnonzero(np.nan_to_num(histogram[1]))
     if len(used):
-        first, last = int(used[0]), int(used[-1])
-        bins = values["histogram"][first : last + 1]
+        first, end = int(used[0]), int(used[-1]) + 1
+        bins = histogram[1][first:end]
         heights = np.ceil(255 * bins / bins.max()).astype(int).tolist()
-        edges = [str(FIRST_EXPONENT + i) for i in (first, last + 1)]
+        edges = [str(FIRST_EXPONENT + i) for i in (first, end)]
         sections.append({"kind": "bars", "title": "log₂|x|", "heights": heights, "edges": edges})
     return sections
 
@@ -622,12 +603,11 @@ def drawing(part: Window, values: np.ndarray, caption: str, why: str) -> Drawing
     n = min(values.size, part.sizes[part.axes[1]]) if part.axes[0] < 0 <= part.axes[1] else values.size
     numbers = values.ravel()[:n].astype("<f4")
     is_here = part.is_here.ravel()[:n]
-    low, high = color_range(numbers[is_here], trim=values.dtype.kind == "f")
     return {
         "columns": values.shape[1],
         "cells": b64encode(numbers.tobytes()).decode(),
         "elsewhere": b64encode((~is_here).tobytes()).decode() if not is_here.all() else "",
-        "range": [low, high],
+        "range": [*color_range(numbers[is_here], trim=values.dtype.kind == "f")],
         "axes": part.axes,
         "starts": part.starts,
         "caption": caption,
@@ -650,6 +630,4 @@ def color_range(values: np.ndarray, *, trim: bool) -> tuple[float, float]:
         high = min(max(-least, most), radius)
         return -high, high
     low, high = max(least, center - radius), min(most, center + radius)
-    if low == high:  # all are equal
-        return 0.0, high or 1.0
-    return low, high
+    return (low, high) if low < high else (0.0, high or 1.0)  # all are equal

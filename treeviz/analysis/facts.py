@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import mul
@@ -19,16 +20,15 @@ from treeviz.tree.text import bytes_text, count_text, counted, guarded, number_t
 
 def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
     """The columns kind, type, shape, dtype, sharding, and axis if axes have names; rows omit the headline's `mesh`."""
-    facts = table.facts
+    column, facts = table.fact_column, table.facts
     axes = [", ".join(filter(None, f.axes)) for f in facts]
     dtypes = [f"~{f.dtype}" if f.weak and f.dtype else f.dtype for f in facts]
     return (
-        *([table.fact_column("axis", axes, title="axes", help="The names of its axes")] if any(axes) else []),
-        table.fact_column("kind", [f.kind for f in facts]),
-        table.fact_column("type", [f.type for f in facts]),
-        table.fact_column("shape", [shape_text(f.shape) for f in facts]),
-        table.fact_column("dtype", dtypes, help="~ marks weak types"),
-        table.fact_column("sharding", [sharding_text(f, mesh) for f in facts]),
+        *([column("axis", axes, title="axes", help="The names of its axes")] if any(axes) else []),
+        *(column(name, [getattr(f, name) for f in facts]) for name in ("kind", "type")),
+        column("shape", [shape_text(f.shape) for f in facts]),
+        column("dtype", dtypes, help="~ marks weak types"),
+        column("sharding", [sharding_text(f, mesh) for f in facts]),
     )
 
 
@@ -55,11 +55,9 @@ def with_scalars(table: TreeTable, texts: Mapping[int, str]) -> tuple[Column, ..
     levels = [""] * len(table) if known is None else known.values.tolist()
     for row, text in texts.items():
         levels[row] = levels[row] or text
-    if not any(levels):
-        return ()
-    distinct = {level: code for code, level in enumerate(dict.fromkeys(("", *levels)))}
-    codes = np.array([distinct[level] for level in levels])
-    return (Column(SCALARS, "value", [*distinct], codes),)
+    distinct = {"": 0}
+    codes = np.array([distinct.setdefault(level, len(distinct)) for level in levels])
+    return (Column(SCALARS, "value", [*distinct], codes),) if len(distinct) > 1 else ()
 
 
 def host_scalar(array: Any) -> str:
@@ -150,11 +148,7 @@ _INEXACT = re.compile("b?float|bf|complex")
 def size_columns(table: TreeTable) -> tuple[Column, ...]:
     """The columns elements, bytes and leaves, which roll up as sums; a shared leaf counts at each occurrence."""
     columns = []
-    for name, format, help in (
-        ("elements", "count", ""),
-        ("bytes", "bytes", "Bytes of arrays"),
-        ("leaves", "count", ""),
-    ):
+    for name, format, help in ("elements", "count", ""), ("bytes", "bytes", "Bytes of arrays"), ("leaves", "count", ""):
         levels = whole_numbers([getattr(facts, name) for facts in table.facts], len(table))
         columns.append(table.fact_column(name, levels, format=format, rollup="sum", help=help))
     return tuple(columns)
@@ -191,19 +185,14 @@ def headline(table: TreeTable) -> tuple[str, ...]:
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
-    leaves, elements, n_bytes = zip(
-        *[(facts.leaves, facts.elements, facts.bytes) for facts in table.facts], strict=True
-    )
+    leaves, elements, n_bytes = ([getattr(f, name) for f in table.facts] for name in ("leaves", "elements", "bytes"))
     parts = [total(leaves, "leaf", "leaves")]
     if sum(map(mul, n_bytes, n_rows)):
         inside, counts, n_inside = _parameters(table), [], [0] * len(n_rows)
         if inside is not None and sum(map(mul, elements, n_inside := _n_rows(table, inside))):
             n_once = n_inside if unique is None else _n_rows(table, inside & unique)
             counts = [total(elements, "parameter", "parameters", n=n_inside, n_once=n_once)]
-        if variables := _variables(table, n_rows):
-            of_class = {
-                name: [n * (code in codes) for code, n in enumerate(elements)] for name, codes in variables.items()
-            }
+        if of_class := _variables(table, n_rows):
             largest_first = sorted(of_class, key=lambda name: -sum(map(mul, of_class[name], n_rows)))
             counts = [f"{name} {total(of_class[name])}" for name in largest_first]
         elif sum(map(mul, elements, n_rows)) > sum(map(mul, elements, n_inside)):
@@ -232,13 +221,14 @@ def _metadata(table: TreeTable) -> list[str]:
 
 
 def _variables(table: TreeTable, n_rows: list[int]) -> dict[str, list[int]]:
-    """The codes of each class of variables, such as NNX' Param, if all elements are in variables of several."""
-    codes: dict[str, list[int]] = {}
+    """The elements in each class of variables, such as NNX' Param, by facts, if all are in variables of several."""
+    of_class: dict[str, list[int]] = {}
     for code, facts in enumerate(table.facts):
         if facts.elements and n_rows[code]:
             implied = KINDS[facts.kind].implied_types
-            codes.setdefault("" if implied is None or facts.type in implied else facts.type, []).append(code)
-    return {} if "" in codes or len(codes) < 2 else codes
+            name = "" if implied is None or facts.type in implied else facts.type
+            of_class.setdefault(name, [0] * len(table.facts))[code] = facts.elements
+    return {} if "" in of_class or len(of_class) < 2 else of_class
 
 
 def _parameters(table: TreeTable) -> np.ndarray | None:
@@ -258,12 +248,11 @@ def _parameters(table: TreeTable) -> np.ndarray | None:
 
 def _dtypes(table: TreeTable, n_rows: list[int]) -> list[str]:
     """The dtypes that hold most of the elements, with their share."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for facts, n in zip(table.facts, n_rows, strict=True):
         if facts.dtype and facts.elements:
-            counts[facts.dtype] = counts.get(facts.dtype, 0) + facts.elements * n
-    total, most_first = sum(counts.values()), sorted(counts, key=counts.__getitem__, reverse=True)
-    texts = [f"{dtype} {percent_text(counts[dtype], total)}" for dtype in most_first[:3]]
+            counts[facts.dtype] += facts.elements * n
+    texts = [f"{dtype} {percent_text(n, counts.total())}" for dtype, n in counts.most_common(3)]
     return [", ".join(texts) + (", …" if len(counts) > 3 else "")] if texts else []
 
 
@@ -298,7 +287,8 @@ class Memory(NamedTuple):
 def memories_of(table: TreeTable) -> dict[str, Memory]:
     """The memories that hold any array of the tree, and the three constant ones; host memory comes near the end."""
     platforms = {facts.sharding.platform for facts in table.facts if facts.sharding is not None}
-    found = {name: Memory([], [-1] * len(table.facts), [0] * len(table.facts)) for name in (DEFAULT, HOST, NOWHERE)}
+    new = lambda: Memory([], [-1] * len(table.facts), [0] * len(table.facts))  # noqa: E731
+    found = defaultdict(new, {name: new() for name in (DEFAULT, HOST, NOWHERE)})
     sets: dict[tuple, Devices] = {}
     known: dict[tuple[str, Devices], int] = {}
     for code, facts in enumerate(table.facts):
@@ -319,8 +309,6 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
                 ids = sharding.device_ids if sharding.platform else (sharding.n_devices,)
                 sets[key] = sharding.platform, frozenset(ids)
             devices = sets[key]
-        if name not in found:
-            found[name] = Memory([], [-1] * len(table.facts), [0] * len(table.facts))
         memory = found[name]
         if (name, devices) not in known:
             known[name, devices] = len(memory.groups)
@@ -353,13 +341,13 @@ def shard_bytes(facts: Facts) -> int:
 
 def device_groups(groups: Sequence[Devices]) -> list[DeviceGroup]:
     """The devices of all groups; those that are in the same groups together."""
-    member_of: dict[tuple[str, int], list[int]] = {}
+    member_of: dict[tuple[str, int], list[int]] = defaultdict(list)
     for which, (platform, ids) in enumerate(groups):
         for device in ids:
-            member_of.setdefault((platform, device), []).append(which)
-    together: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+            member_of[platform, device].append(which)
+    together: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
     for device, member in sorted(member_of.items()):
-        together.setdefault(tuple(member), []).append(device)
+        together[tuple(member)].append(device)
     sizes = [0, *sorted([size for platform, size in member_of if not platform])]
     n_more = {size: size - before for before, size in pairwise(sizes)}
     device_groups = []
@@ -438,13 +426,8 @@ def on_each_device(table: TreeTable, row: int, memory: Memory) -> list[tuple[Dev
     rows = rows[np.unique(first_rows(table)[rows], return_index=True)[1]]
     group = np.array(memory.group)[table.fact_codes[rows]]
     n_bytes = whole_numbers(memory.bytes, len(table))[table.fact_codes[rows]]
-    bytes_of_group = [n_bytes[group == which].sum() for which in range(len(memory.groups))]
-    is_there = np.isin(range(len(memory.groups)), group)
-    totals = [
-        (devices, float(sum(bytes_of_group[which] for which in devices.groups)))
-        for devices in device_groups(memory.groups)
-        if is_there[[*devices.groups]].any()
-    ]
+    held = [(devices, np.isin(group, devices.groups)) for devices in device_groups(memory.groups)]
+    totals = [(devices, float(n_bytes[is_own].sum())) for devices, is_own in held if is_own.any()]
     return sorted(totals, key=lambda pair: -pair[1])
 
 
@@ -529,13 +512,13 @@ def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...
     nowhere = memories.pop(NOWHERE)
     held = {name: held_in(table, memory) for name, memory in memories.items()}
     columns = [_spread(table, held[DEFAULT])]
+    of_constant = {
+        DEFAULT: ("device_bytes", "bytes/device", "Bytes on the fullest device"),
+        HOST: ("host_bytes", "host", "Bytes in host memory"),
+    }
     for name, memory in memories.items():
-        if name == DEFAULT:
-            label, title, help = "device_bytes", "bytes/device", "Bytes on the fullest device"
-        elif name == HOST:
-            label, title, help = "host_bytes", "host", "Bytes in host memory"
-        else:
-            label, title, help = f"{name}.bytes", name, f"Bytes in the memory {name} of the fullest device"
+        of_other = f"{name}.bytes", name, f"Bytes in the memory {name} of the fullest device"
+        label, title, help = of_constant.get(name, of_other)
         if held[name].is_plain:  # the view sums the leaves, so totals are neither stored nor sent
             n_bytes = whole_numbers(memory.bytes, len(table))
             columns.append(table.fact_column(label, n_bytes, title=title, format="bytes", rollup="sum", help=help))
@@ -584,8 +567,7 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
             lines.append(f"on {only.name}" if is_alone else f"{size}{in_memory} on {only.name}")
     if lines and nowhere.groups and (elsewhere := sum(map(mul, nowhere.bytes, _n_rows(table, is_first(table))))):
         lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
-    on_devices = [name for name, memory in memories.items() if memory.groups and name != HOST]
-    return tuple(lines) if on_devices else ()
+    return tuple(lines) if any(memory.groups for name, memory in memories.items() if name != HOST) else ()
 
 
 def bytes_by_device(table: TreeTable, row: int) -> list[tuple[str, str]]:

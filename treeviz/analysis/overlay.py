@@ -69,19 +69,16 @@ class Aligned(NamedTuple):
     mismatches: list[Mismatch]
 
 
-def align_prefix(prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-    """Find the subtree of each leaf of the prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
-
-    Does not descend below the rows of the tree, so it also ends for a prefix that contains itself. `is_leaf` tells
-    whether a node of the prefix is a spec, such as None.
-    """
-    return _Walk(side, is_leaf).run(prefix)
-
-
 _Pair = tuple[Path, Any, int, Any]  # a path and node of the prefix; a row and node of the tree
 
 
 class _Walk:
+    """Finds the subtree of each leaf of a prefix, as JAX broadcasts a prefix; linear in the nodes of the prefix.
+
+    Does not descend below the rows of the tree, so it also ends for a prefix that contains itself. `is_leaf` tells
+    whether a node of the prefix is a spec, such as None.
+    """
+
     def __init__(self, side: Side, is_leaf: Callable[[Any], bool]) -> None:
         self._side, self._is_leaf = side, is_leaf
         table = side.table
@@ -121,8 +118,10 @@ class _Walk:
         if not self._was_walked[row]:
             return []
         is_box = node is not self._side.nodes[row]  # the row shows the leaf in the box
-        rows = [row] * is_box + children_of(self._end, row)
-        if _is_same_level(spec, node) and len(rows) == len(opened.children):
+        rows, cls = [row] * is_box + children_of(self._end, row), type(spec)
+        # Plain containers of the same keys: the common case, which needs no sorting
+        is_same = cls is type(node) and len(rows) == len(opened.children)
+        if is_same and (spec.keys() == node.keys() if cls is dict else is_any(cls, (list, tuple))):
             return self._below(path, spec, opened, rows, node)
         opened_node = None if self._side.table.is_leaf[row] and not is_box else self._opener(node)
         differs = compare_types(spec, node, opened_node)
@@ -134,7 +133,7 @@ class _Walk:
         rows = self._with_hidden(rows, opened_node.children)
         if not is_any(type(spec), MAPPINGS) or opened.keys == opened_node.keys:
             return self._below(path, spec, opened, rows, node)
-        return self._by_key(path, spec, opened, row, Opened(rows, opened_node.keys), opened_node.children)
+        return self._by_key(path, spec, opened, row, rows, opened_node)
 
     def _with_hidden(self, rows: list[int], children: list) -> list[int]:
         """The row of each child; NONE for a child that the table hides, such as Flax's own state in each module."""
@@ -153,59 +152,42 @@ class _Walk:
 
     def _below(self, path: Path, spec: Any, opened: Opened, rows: list[int], node: Any) -> list[_Pair]:
         """The children by position. Leaves are recorded immediately and not returned."""
-        nodes, is_leaf, add, boxes = [], self._opener.is_leaf, self._given.append, None
+        nodes, is_leaf, add, boxes = [], self._opener.is_leaf, self._given.append, list[Any]()
         for i, (key, child, row) in enumerate(zip(opened.keys, opened.children, rows, strict=False)):
             if row == NONE:
                 continue
             if is_leaf(type(child)):
                 add(Given((path, spec, key), child, row))
                 continue
-            below = self._side.nodes[row]
             if self._is_leaf_row[row]:
                 boxes = boxes or self._opener(node).children  # type: ignore[union-attr]
-                below = boxes[i]
-            nodes.append(((path, spec, key), child, row, below))
+            nodes.append(((path, spec, key), child, row, boxes[i] if self._is_leaf_row[row] else self._side.nodes[row]))
         return nodes
 
     def _by_key(
-        self, path: Path, spec: Any, opened: Opened, row: int, opened_node: Opened, children: list
+        self, path: Path, spec: Any, opened: Opened, row: int, rows: list[int], opened_node: Opened
     ) -> list[_Pair]:
         """Align the children of two mappings by key, and record the keys that only one of them has."""
-        rows = dict(zip(opened_node.keys, opened_node.children, strict=False))
-        nodes = dict(zip(opened_node.keys, children, strict=True))
-        node = self._side.nodes[row]
-        specs = dict(zip(opened.keys, opened.children, strict=True))
-        missing = [(key, child) for key, child in specs.items() if key not in rows]
-        shared = [(key, child) for key, child in specs.items() if key in rows]
-        aligned: list[_Pair] = [((path, spec, key), child, rows.pop(key), nodes[key]) for key, child in shared]
-        names = [name for name in rows if _is_name(name)] if len(missing) * len(rows) <= _MOST_NEAR else []
+        rest = dict(zip(opened_node.keys, rows, strict=False))
+        nodes = dict(zip(opened_node.keys, opened_node.children, strict=True))
+        specs = [*zip(opened.keys, opened.children, strict=True)]
+        missing = [(key, child) for key, child in specs if key not in rest]
+        shared = [(key, child) for key, child in specs if key in rest]
+        aligned: list[_Pair] = [((path, spec, key), child, rest.pop(key), nodes[key]) for key, child in shared]
+        is_name = lambda key: type(key) is str and len(key) <= LABEL_LIMIT  # noqa: E731 such are found in no time
+        names = [*filter(is_name, rest)] if len(missing) * len(rest) <= _MOST_NEAR else []
         for key, child in missing:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if _is_name(key) else []
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) if is_name(key) else []
             hint = f"did you mean {value_text(near[0], 40)}?" if near else ""
             # A NamedSharding would print its mesh first.
             child = child.spec if has_base(type(child), jax.sharding.NamedSharding) else child
             self._add(row, (path, spec, key), ("missing", value_text(child, 40), "", hint))
-        for key, below in rows.items():
-            self._add(below, (path, node, key), ("extra", "", self._describe(below), ""))
-        return aligned
-
-    def _describe(self, row: int) -> str:
-        node = self._side.nodes[row]
         failed = lambda error: f"a node that raised {error_text(error)}"  # noqa: E731
-        return guarded(lambda: describe_value(node, self._opener(node)), failed)
-
-
-def _is_same_level(spec: Any, node: Any) -> bool:
-    """Whether two plain dicts, lists or tuples have the same keys: the common case, which needs no sorting."""
-    cls = type(spec)
-    if cls is not type(node):
-        return False
-    return spec.keys() == node.keys() if cls is dict else is_any(cls, (list, tuple)) and len(spec) == len(node)
-
-
-def _is_name(key: Any) -> bool:
-    """Whether similar keys can be found in no time."""
-    return type(key) is str and len(key) <= LABEL_LIMIT
+        for key, below in rest.items():
+            node = self._side.nodes[below]
+            text = guarded(lambda node=node: describe_value(node, self._opener(node)), failed)
+            self._add(below, (path, self._side.nodes[row], key), ("extra", "", text, ""))
+        return aligned
 
 
 _ARRAYS = ("array", "numpy", "stored", "scalar", "shape only", "tracer", "key", "ref", "float0", "deleted")
@@ -258,8 +240,8 @@ class Use:
     none_is_spec = True
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        """Find the subtree of each spec: `align_prefix`, and what JAX requires of the prefix as a whole."""
-        return align_prefix(prefix, side, is_leaf)
+        """Find the subtree of each spec, and what JAX requires of the prefix as a whole."""
+        return _Walk(side, is_leaf).run(prefix)
 
     def text(self, spec: Any) -> str:
         return value_text(spec, 60)
@@ -443,23 +425,19 @@ class InAxes(Use):
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
         prefix = tuple(prefix) if type(prefix) is list else prefix  # as JAX does (jax#2367)
         is_known = prefix is None or is_any(type(prefix), (int, tuple))
-        aligned = align_prefix(prefix, side, is_leaf) if is_known else Aligned([], [])
-        at_root = next((i for i, mismatch in enumerate(aligned.mismatches) if mismatch.path is None), None)
+        aligned = super().align(prefix, side, is_leaf) if is_known else Aligned([], [])
+        at_root = next((mismatch.finding for mismatch in aligned.mismatches if mismatch.path is None), None)
         if is_known and at_root is None:
             return aligned
-        wrapped = align_prefix((prefix,), side, is_leaf)
+        wrapped = super().align((prefix,), side, is_leaf)
         if wrapped.mismatches and at_root is not None:
             return aligned
-        finding = ("spec", f"a {class_name(type(prefix))}", "an int, None or a tuple of specs")
-        if at_root is not None:
-            finding = aligned.mismatches[at_root].finding[:-1]
-        other_use = _other_use([leaf.spec for leaf in wrapped.given], self.name)
-        if other_use:
-            return Aligned([], [Mismatch(0, None, (*finding, other_use))])
-        is_of_argument = all(path and path[0] for _, path, _ in wrapped.mismatches)  # only parts of it do not fit
-        hint = f"did you mean in_axes=({value_text(prefix, 60)},)?" if is_of_argument else ""
-        at_root_alone = [Mismatch(0, None, (*finding, hint))]
-        return Aligned(wrapped.given, at_root_alone + wrapped.mismatches) if hint else Aligned([], at_root_alone)
+        finding = at_root or ("spec", f"a {class_name(type(prefix))}", "an int, None or a tuple of specs", "")
+        hint = _other_use([leaf.spec for leaf in wrapped.given], self.name)
+        is_of_argument = not hint and all(path and path[0] for _, path, _ in wrapped.mismatches)  # parts do not fit
+        hint = f"did you mean in_axes=({value_text(prefix, 60)},)?" if is_of_argument else hint
+        alone = [Mismatch(0, None, (*finding[:-1], hint))]
+        return Aligned(wrapped.given, alone + wrapped.mismatches) if is_of_argument else Aligned([], alone)
 
     def wrong(self, spec: Any) -> Finding | None:
         return None if spec is None or type(spec) is int else ("spec", _text(spec), "an int or None", "")
@@ -468,9 +446,8 @@ class InAxes(Use):
         answers = [_size(spec, facts) for spec, facts in pairs.distinct]
         sizes = [size for size, _ in answers]
         findings = pairs.findings(table, [finding for _, finding in answers])
-        if not any(spec is not None for spec, _ in pairs.distinct) and len(pairs.rows) == np.count_nonzero(
-            table.is_leaf
-        ):
+        is_none = all(spec is None for spec, _ in pairs.distinct)
+        if is_none and len(pairs.rows) == np.count_nonzero(table.is_leaf):
             why = "every spec is None" if len(pairs.rows) else "there is no leaf"
             findings.append((0, ("spec", why, "vmap must map at least one leaf", "")))
         odd, headline = _odd_sizes(table, pairs, np.array([*sizes, np.nan])[pairs.codes])
@@ -635,7 +612,7 @@ class Shardings(Use):
         self._mesh = mesh
 
     def align(self, prefix: Any, side: Side, is_leaf: Callable[[Any], bool]) -> Aligned:
-        return align_prefix(prefix, side, lambda node: has_base(type(node), Spec) or is_leaf(node))
+        return super().align(prefix, side, lambda node: has_base(type(node), Spec) or is_leaf(node))
 
     def text(self, spec: Any) -> str:
         spec = spec.spec if has_base(type(spec), jax.sharding.NamedSharding) else _spec_of(spec)
@@ -647,33 +624,28 @@ class Shardings(Use):
     def wrong(self, spec: Any) -> Finding | None:
         if spec is None or has_base(type(spec), *_OF_JAX, Stored):
             return None
-        wants = "a PartitionSpec, a Sharding or None"
         hint = f"did you mean P({spec!r})?" if type(spec) is str else ""
-        return "spec", _text(spec), wants, hint
+        return "spec", _text(spec), "a PartitionSpec, a Sharding or None", hint
 
     def judge(self, table: TreeTable, pairs: Pairs) -> Judged:
         planned = [self._plan(spec, facts) for spec, facts in pairs.distinct]
         n_bytes = [
-            float("nan") if plan.shard is None else float(facts.bytes // plan.n_parts)
+            np.nan if plan.shard is None else float(facts.bytes // plan.n_parts)
             for plan, (_, facts) in zip(planned, pairs.distinct, strict=True)
         ]
-        shards = ["" if plan.shard is None else shape_text(plan.shard) for plan in planned]
-        codes = np.full(len(table), len(shards), np.int32)
-        codes[pairs.rows] = pairs.codes
-        columns = (
-            pairs.column(
-                table, n_bytes, "planned_bytes", "bytes/device", format="bytes", rollup="sum",
-                help="Bytes on one device, by this plan",
-            ),
-            Column("shard", "shard", [*shards, ""], codes, help="The shape of the part of an array on one device"),
-        )  # fmt: skip
+        help = "Bytes on one device, by this plan"
+        column = pairs.column(table, n_bytes, "planned_bytes", "bytes/device", format="bytes", rollup="sum", help=help)
+        shards, help = (
+            [*(shape_text(plan.shard) for plan in planned), ""],
+            "The shape of the part of an array on one device",
+        )
+        columns = column, Column("shard", "shard", shards, column.codes, help=help)
         sizes = np.array([*n_bytes, np.nan])[pairs.codes]
         n_unknown = int(np.count_nonzero(table.is_leaf)) - int(np.count_nonzero(~np.isnan(sizes)))
         total = float(np.nansum(sizes))
         total_text = f"{bytes_text(total)} on each device"
-        if n_unknown:
-            total_text += f", without {counted(n_unknown, 'leaf', 'leaves')}"
-        replicated, notes = _replicated(table, pairs, planned, n_bytes, total)
+        total_text += f", without {counted(n_unknown, 'leaf', 'leaves')}" if n_unknown else ""
+        replicated, notes = _replicated(pairs, planned, n_bytes, total)
         meshes = {tuple(plan.mesh.items()) for plan in planned if plan.mesh is not None}
         mesh = [f"{len(meshes)} meshes"]
         if len(meshes) == 1:
@@ -697,42 +669,35 @@ class Shardings(Use):
             return _Planned(None, shard, math.prod(shape) // shard_size if shard_size else 1)
         mesh, spec = (self._mesh, spec) if isinstance(spec, Spec) else (spec.mesh, spec.spec)
         sizes = None if mesh is None else {name: int(size) for name, size in mesh.shape.items()}
-        parts = tuple(spec)
-        if len(parts) > len(shape):
+        if len(spec) > len(shape):
             leaf = aval_text(shape, facts.dtype) if facts.dtype else facts.type
             return _Planned(("axis", text, leaf, f"it has {counted(len(shape), 'axis', 'axes')}"), mesh=sizes)
-        return _split(shape, parts, text, sizes, facts)
-
-
-def _split(
-    shape: tuple[int, ...], parts: tuple[Any, ...], text: str, sizes: Mapping[str, int] | None, facts: Facts
-) -> _Planned:
-    """Split each array axis over its mesh axes, if they exist, are not used twice, and divide it."""
-    shard, used = list(shape), []
-    for axis, part in enumerate(parts):
-        names = part if isinstance(part, tuple) else () if part is None or part is Spec.UNCONSTRAINED else (part,)
-        for name in names:
-            if sizes is not None and name not in sizes:
-                has = f"the mesh has {', '.join(map(value_text, sizes)) or 'none'}"
-                return _Planned(("axis", f"the mesh axis {value_text(name)}", "", has), mesh=sizes)
-            if name in used:
-                return _Planned(("spec", text, "each axis of the mesh once", ""), mesh=sizes)
-            used.append(name)
-        n = math.prod(sizes[name] for name in names) if sizes is not None else 1
-        if not isinstance(shape[axis], int):
-            return _Planned(mesh=sizes)  # a symbolic size
-        if shape[axis] % n:
-            over = " × ".join(map(value_text, names))
-            finding = "size", f"{axis_text(axis, facts)} has {shape[axis]:,}", "", f"not divisible by {n} of {over}"
-            return _Planned(finding, mesh=sizes)
-        shard[axis] //= n
-    if sizes is None or Spec.UNCONSTRAINED in parts:
-        return _Planned(mesh=sizes)
-    return _Planned(None, tuple(shard), math.prod(sizes[name] for name in used), sizes)
+        shard, used = list(shape), []
+        for axis, part in enumerate(
+            spec
+        ):  # is split over its mesh axes, if they exist, are not used twice, and divide it
+            names = part if isinstance(part, tuple) else () if part is None or part is Spec.UNCONSTRAINED else (part,)
+            for name in names:
+                if sizes is not None and name not in sizes:
+                    has = f"the mesh has {', '.join(map(value_text, sizes)) or 'none'}"
+                    return _Planned(("axis", f"the mesh axis {value_text(name)}", "", has), mesh=sizes)
+                if name in used:
+                    return _Planned(("spec", text, "each axis of the mesh once", ""), mesh=sizes)
+                used.append(name)
+            n = math.prod(sizes[name] for name in names) if sizes is not None else 1
+            if not isinstance(shape[axis], int):
+                return _Planned(mesh=sizes)  # a symbolic size
+            if shape[axis] % n:
+                size, over = f"{axis_text(axis, facts)} has {shape[axis]:,}", " × ".join(map(value_text, names))
+                return _Planned(("size", size, "", f"not divisible by {n} of {over}"), mesh=sizes)
+            shard[axis] //= n
+        if sizes is None or Spec.UNCONSTRAINED in spec:
+            return _Planned(mesh=sizes)
+        return _Planned(None, tuple(shard), math.prod(sizes[name] for name in used), sizes)
 
 
 def _replicated(
-    table: TreeTable, pairs: Pairs, planned: list[_Planned], n_bytes: list[float], total: float
+    pairs: Pairs, planned: list[_Planned], n_bytes: list[float], total: float
 ) -> tuple[tuple[str, ...], dict[int, tuple[Note, ...]]]:
     """A headline with the bytes that every device holds, and notes on which mesh axes could split the large leaves."""
     n_devices = [math.prod((plan.mesh or {}).values()) for plan in planned]
@@ -745,21 +710,17 @@ def _replicated(
     notes: dict[int, tuple[Note, ...]] = {}
     for i in np.argsort(-sizes, kind="stable")[:_MOST_NOTES].tolist():
         if sizes[i] >= _SMALL * total:
-            plan = planned[int(pairs.codes[leaves[i]])]
-            text = f"the same {bytes_text(float(sizes[i]))} on every device: {_could_split(plan)}"
+            plan, could = planned[int(pairs.codes[leaves[i]])], []
+            for name, size in (plan.mesh or {}).items():
+                axes = [
+                    str(k) for k, length in enumerate(plan.shard or ()) if size > 1 and length and not length % size
+                ]
+                could += [f"{value_text(name)} could split axis {' or '.join(axes)}"] if axes else []
+            why = ", ".join(could) or "no axis of the mesh divides it"
+            text = f"the same {bytes_text(float(sizes[i]))} on every device: {why}"
             notes[int(pairs.rows[leaves[i]])] = (Note("info", text),)
     n_leaves = counted(len(leaves), "leaf", "leaves")
     return (f"{n_leaves} replicated: {bytes_text(float(sizes.sum()))} on each",), notes
-
-
-def _could_split(planned: _Planned) -> str:
-    """ "'x' could split axis 0 or 1": the mesh axes that divide an axis of the array."""
-    shape, could = planned.shard or (), []
-    for name, size in (planned.mesh or {}).items():
-        axes = [str(axis) for axis, length in enumerate(shape) if size > 1 and length and length % size == 0]
-        if axes:
-            could.append(f"{value_text(name)} could split axis {' or '.join(axes)}")
-    return ", ".join(could) or "no axis of the mesh divides it"
 
 
 # A tree of specs shown next to the tree that it is a prefix of: each spec is in the rows that it applies to.
@@ -768,37 +729,30 @@ _MOST_TOLD = 3
 _SPECS = (bool, np.bool_, int, str, jax.sharding.PartitionSpec, jax.sharding.Sharding)
 
 
-class Laid(NamedTuple):
-    """The column of a prefix, or a note that says why the tree is not a prefix."""
-
-    columns: tuple[Column, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-
 def holds_specs(table: TreeTable, nodes: Sequence[Any]) -> bool:
     """Whether all leaves are bools, axes, labels or shardings, and so not arrays."""
     leaves = np.flatnonzero(table.is_leaf).tolist()
     return bool(leaves) and all(has_base(type(nodes[row]), *_SPECS) for row in leaves)
 
 
-def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Laid:
-    """Align a tree of specs, with the table `other`, with another tree, as `treeviz.overlay` does.
+def lay_prefix(prefix: Any, side: Side, other: TreeTable) -> Column | Note:
+    """The column of a tree of specs, with the table `other`, in another tree; or a note why it is not a prefix of it.
 
     None is a spec among axes and shardings, and an empty subtree among bools and labels.
     """
     types = {other.facts[code].type for code in set(other.fact_codes[other.is_leaf].tolist())}
     none_is_spec = not types & {"bool", "str"}
-    aligned = align_prefix(prefix, side, lambda node: none_is_spec and node is None)
-    if aligned.mismatches:
-        mismatches = [
-            str(Difference(path_text(path), *finding, tree=1, names=(other.name, side.table.name)))
-            for _, path, finding in aligned.mismatches
-        ]
-        rest = [f"{len(mismatches) - _MOST_TOLD:,} more"] if len(mismatches) > _MOST_TOLD else []
-        text = f"{other.name} has neither the structure of {side.table.name} nor is a prefix of it: "
-        return Laid(notes=(Note("info", text + "; ".join([*mismatches[:_MOST_TOLD], *rest])),))
-    texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in aligned.given]
-    return Laid((spec_column(side.table, aligned.given, texts, f"{other.name}.spec", other.name),))
+    given, mismatches = _Walk(side, lambda node: none_is_spec and node is None).run(prefix)
+    if not mismatches:
+        texts = [spec if has_base(type(spec), str) else value_text(spec, 60) for _, spec, _ in given]
+        return spec_column(side.table, given, texts, f"{other.name}.spec", other.name)
+    names = other.name, side.table.name
+    told = [
+        str(Difference(path_text(path), *finding, tree=1, names=names)) for _, path, finding in mismatches[:_MOST_TOLD]
+    ]
+    told += [f"{len(mismatches) - _MOST_TOLD:,} more"] if len(mismatches) > _MOST_TOLD else []
+    text = f"{other.name} has neither the structure of {side.table.name} nor is a prefix of it: "
+    return Note("info", text + "; ".join(told))
 
 
 USES: dict[str, Callable[[Any], Use]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -117,13 +117,13 @@ class _Search:
     def __init__(self, reference: TreeTable, within: TreeTable, whole: bool) -> None:
         self._reference, self._within, self._whole = reference, within, whole
         segments: dict[object, int] = {}
-        codes = _segments(reference, segments)
-        self._codes = _segments(within, segments)
+        self._reference_codes, self._codes = _segments(reference, segments), _segments(within, segments)
         self._n_codes = len(segments)
-        places = reference.parent.astype(np.int64) * self._n_codes + codes
+        places = reference.parent.astype(np.int64) * self._n_codes + self._reference_codes
         self._row_at = dict(zip(places[1:].tolist(), range(1, len(reference)), strict=True))
-        self._reference_codes = codes
-        self._n_leaves_in_reference, self._n_leaves_in = map(_n_leaves, (reference, within))
+        n_before = [np.append(0, np.cumsum(table.is_leaf)) for table in (reference, within)]
+        self._n_leaves_in_reference = (n_before[0][reference.end] - n_before[0][:-1]).tolist()
+        self._n_leaves_in = (n_before[1][within.end] - n_before[1][:-1]).tolist()
         self._n_leaves = self._n_leaves_in_reference[0]
         self._reference_is_leaf, self._is_leaf = reference.is_leaf.tolist(), within.is_leaf.tolist()
         self._parents, self._ends, self._code_list = within.parent.tolist(), within.end.tolist(), self._codes.tolist()
@@ -133,34 +133,29 @@ class _Search:
     def run(self) -> Search:
         matches: list[Match] = []
         n_more, covered = 0, 0
-        for row in self._candidates():
+        for row in self._candidates().tolist():
             if row < covered:
                 continue
             if self._effort <= 0:
                 return Search(matches, n_more, None if matches else (0, "it is too large to search completely"))
-            pairs = self._same_rows(row) or self._pairs(row)
-            if pairs is None:
+            if (pairs := self._same_rows(row) or self._pairs(row)) is None:
                 continue
             own, leaves, n_holes = pairs
             if why := self._why_not(own, leaves, len(leaves) + n_holes >= self._n_leaves):
                 self._came_close(row, len(own), *why)
                 continue
             covered = self._ends[row]
-            if len(matches) < MAX_MATCHES:
-                matches.append(Match(row, own, leaves))
-            else:
-                n_more += 1
+            n_more += len(matches) == MAX_MATCHES
+            matches += [Match(row, own, leaves)] * (len(matches) < MAX_MATCHES)
         _, row, why = self._almost
         return Search(matches, n_more, None if matches or row < 0 else (row, why))
 
-    def _candidates(self) -> Iterator[int]:
-        if not self._n_leaves:
-            return iter(())
-        n_leaves = np.array(self._n_leaves_in)
+    def _candidates(self) -> np.ndarray:
         if self._reference_is_leaf[0]:
-            return iter(np.flatnonzero(self._within.is_leaf).tolist())
+            return np.flatnonzero(self._within.is_leaf) if self._n_leaves else np.zeros(0, int)
         most = 2 * self._n_leaves  # larger subtrees cannot match; those up to twice as large give the reason
-        return iter(np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= most)).tolist())
+        n_leaves = np.array(self._n_leaves_in)
+        return np.flatnonzero(~self._within.is_leaf & (n_leaves >= 1) & (n_leaves <= most))
 
     def _same_rows(self, row: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """The pairs if all keys are equal: the usual case, compared as arrays."""
@@ -260,11 +255,6 @@ def _segments(table: TreeTable, known: dict[object, int]) -> np.ndarray:
     return codes
 
 
-def _n_leaves(table: TreeTable) -> list[int]:
-    before = np.concatenate([[0], np.cumsum(table.is_leaf)])
-    return (before[table.end] - before[:-1]).tolist()
-
-
 def _only_leaf(table: TreeTable, row: int, n_leaves: int) -> int | None:
     """The row of a leaf; for a node that may wrap one leaf, the leaf inside."""
     if table.is_leaf[row]:
@@ -303,12 +293,13 @@ class _Found(NamedTuple):
     facts: list[Facts]  # of the other tree's leaves
     nodes: list[Any]
     inside: np.ndarray  # bool[n_rows]: rows where a missing leaf is a hole
+    title: str = ""  # the place, or its end
+    field: str = ""  # of a query
 
-
-class _Named(NamedTuple):
-    place: str  # "opt_state[0].mu"
-    title: str  # the same, or its end
-    field: str  # of a query
+    @property
+    def place(self) -> str:
+        """ "opt_state[0].mu"."""
+        return place_text(self.other, self.row)
 
 
 def other_tree_columns(
@@ -339,32 +330,32 @@ def other_tree_columns(
         other, others = scan(tree, is_leaf=is_leaf, name=name, budget=budget)
         if holds_specs(other, others) and not find_structure(table, other).matches:
             laid = lay_prefix(tree, Side(table, list(nodes)), other)
-            columns += laid.columns
-            notes += laid.notes
+            columns += [laid] if isinstance(laid, Column) else []
+            notes += [laid] if isinstance(laid, Note) else []
         else:
             all_found += _find(table, other, others, notes)
     shown = [column.name for column in columns]
     for found, title in zip(all_found, titles([(found.other, found.row) for found in all_found]), strict=True):
         taken = {*table.columns, *(column.name for column in columns)}
-        named = _Named(place_text(found.other, found.row), title, field(found.other, found.row, taken))
+        found = found._replace(title=title, field=field(found.other, found.row, taken))
         others = dict(zip(found.rows.tolist(), found.nodes, strict=True))
         same = [nodes[row] is node for row, node in others.items()]
         n_bytes = [facts.bytes for facts in found.facts]
         levels = np.zeros(len(table), whole_numbers(n_bytes, len(table)).dtype)
         levels[found.rows] = n_bytes
-        sizes = (f"{named.title} bytes", levels, None, "bytes", "sum", f"Bytes of the arrays in {named.place}")
-        added = [_labels(table, found, named, same), Column(f"{named.field}.bytes", *sizes)]
+        sizes = (f"{title} bytes", levels, None, "bytes", "sum", f"Bytes of the arrays in {found.place}")
+        added = [_labels(table, found, same), Column(f"{found.field}.bytes", *sizes)]
         shown_names = [added[0].name]
         if stats:
             n_notes = len(notes)
-            measured = _measured(table, found, named, others, budget, notes)
+            rms, nonfinite, *_ = measured = _measured(table, found, others, budget, notes)
             added += measured
-            counts = next(c for c in measured if c.name.endswith(".nonfinite")).values[table.is_leaf]
-            if n := int(np.count_nonzero(np.nan_to_num(counts))):
+            counts = np.nan_to_num(nonfinite.values[table.is_leaf])
+            if n := int(np.count_nonzero(counts)):
                 at_least = "≥ " * (len(notes) > n_notes)
-                headline.append(f"NaN/Inf in {at_least}{counted(n, 'leaf', 'leaves')} of {named.title}")
-            numbers = [c for c in measured if c.name.endswith((".rms", ".nonfinite")) and _has_number(c)]
-            shown_names = [c.name for c in numbers] or shown_names
+                headline.append(f"NaN/Inf in {at_least}{counted(n, 'leaf', 'leaves')} of {title}")
+            has_numbers = (rms, ~np.isnan(rms.levels)), (nonfinite, np.asarray(nonfinite.levels) > 0)
+            shown_names = [column.name for column, has_number in has_numbers if has_number.any()] or shown_names
         columns += added
         shown += shown_names
     return OtherTreeColumns(tuple(columns), tuple(shown), {0: tuple(notes)} if notes else {}, tuple(headline))
@@ -407,7 +398,7 @@ def _at(
 # Columns
 
 
-def _labels(table: TreeTable, found: _Found, named: _Named, same: list[bool]) -> Column:
+def _labels(table: TreeTable, found: _Found, same: list[bool]) -> Column:
     """The column of dtypes, holes and other shapes; a node's cell lists those of its leaves."""
     codes = np.full(len(table), -1, np.int64)
     main = [table.facts[code] for code in table.fact_codes[found.rows].tolist()]
@@ -420,9 +411,8 @@ def _labels(table: TreeTable, found: _Found, named: _Named, same: list[bool]) ->
             written[key] = labels.setdefault(_text(found.facts[i], main[i], same[i]), len(labels))
         own_codes.append(written[key])
     codes[found.rows] = own_codes
-    levels, level_codes = _with_nodes(table, list(labels), codes)
-    help = f"The dtype of {named.place} here, and its shape if that is another. {HOLE}: there is nothing"
-    return Column(f"{named.field}.dtype", named.title, levels, level_codes, help=help)
+    help = f"The dtype of {found.place} here, and its shape if that is another. {HOLE}: there is nothing"
+    return Column(f"{found.field}.dtype", found.title, *_with_nodes(table, list(labels), codes), help=help)
 
 
 def _text(own: Facts, main: Facts, same: bool) -> str:
@@ -457,25 +447,23 @@ def _with_nodes(table: TreeTable, labels: list[str], codes: np.ndarray) -> tuple
 
 
 def _measured(
-    table: TreeTable, found: _Found, named: _Named, others: Mapping[int, Any], budget: Budget, notes: list[Note]
+    table: TreeTable, found: _Found, others: Mapping[int, Any], budget: Budget, notes: list[Note]
 ) -> list[Column]:
     """The value statistics of each row's counterpart, for nodes too."""
     from treeviz.analysis.stats import NOT_READ, value_statistics
 
     columns, reasons = value_statistics(table, [others.get(row) for row in range(len(table))], budget=budget)
-    not_read = [text for text in reasons.values() if text.startswith(NOT_READ)]
-    if not_read:
-        notes.append(Note("info", f"{named.place}: {len(not_read):,} leaves were {not_read[0]}"))
+    place, not_read = found.place, [text for text in reasons.values() if text.startswith(NOT_READ)]
+    notes += [Note("info", f"{place}: {len(not_read):,} leaves were {not_read[0]}")] if not_read else []
     by_name = {column.name: column for column in columns}
     codes = by_name["rms"].codes
     names = ("rms", "zeros", "nan", "inf", "histogram")
     rms, zeros, nan, inf, histogram = (np.asarray(by_name[name].levels) for name in names)
     with np.errstate(all="ignore"):
         norm = rms * np.sqrt(histogram.sum(axis=1, dtype=np.float64) + zeros)
-    place = named.place
 
     def column(name: str, suffix: str, levels, help: str, format: Format = "number", codes=codes) -> Column:
-        return Column(f"{named.field}.{name}", f"{named.title} {suffix}", levels, codes, format, "given", help)
+        return Column(f"{found.field}.{name}", f"{found.title} {suffix}", levels, codes, format, "given", help)
 
     measured = [
         column("rms", "rms", rms, f"the root of the mean square of the finite values in {place}"),
@@ -489,9 +477,3 @@ def _measured(
         help = f"{place} rms ÷ {table.name} rms"
         measured.append(column("ratio", f"÷ {table.name}", ratio, help, codes=None))
     return measured
-
-
-def _has_number(column: Column) -> bool:
-    """Whether the column has a number; for a count, one above zero."""
-    values = np.asarray(column.levels, np.float64)
-    return bool(np.any(values > 0 if column.format == "count" else ~np.isnan(values)))

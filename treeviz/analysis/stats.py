@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -57,9 +57,8 @@ def nothing(n_sets: int) -> Summaries:
 
 def join(parts: list[Summaries]) -> Summaries:
     """Concatenate the sets of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return Summaries(np.concatenate([p.moments for p in parts], axis=1), np.concatenate([p.counts for p in parts]))
+    moments, counts = zip(*parts, strict=True)
+    return parts[0] if len(parts) == 1 else Summaries(np.concatenate(moments, axis=1), np.concatenate(counts))
 
 
 def summarise(values: np.ndarray, starts: np.ndarray) -> Summaries:
@@ -329,20 +328,19 @@ def part_of(array: Any, starts: np.ndarray, sizes: list[int]) -> Any:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Run with JAX's default settings and outside of any trace, in this thread, whatever the user has set."""
-    newest = jax if hasattr(jax, "enable_x64") else jax.experimental  # jax < 0.8
-    with contextlib.ExitStack() as stack:
-        for context in (
-            jax.ensure_compile_time_eval(),
-            newest.enable_x64(True),  # type: ignore[attr-defined]
-            jax.debug_nans(False),
-            jax.debug_infs(False),
-            jax.disable_jit(False),
-            jax.check_tracer_leaks(False),  # type: ignore[attr-defined]
-            jax.transfer_guard("allow"),
-            jax.numpy_rank_promotion("allow"),
-            jax.numpy_dtype_promotion("standard"),
-        ):
-            stack.enter_context(context)
+    newest: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # jax < 0.8
+    with (
+        jax.ensure_compile_time_eval(),
+        newest.enable_x64(True),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.disable_jit(False),
+        jax.check_tracer_leaks(False),  # type: ignore[attr-defined]
+        jax.transfer_guard("allow"),
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        contextlib.ExitStack() as stack,
+    ):
         if hasattr(jax, "set_mesh"):  # inside a mesh, JAX rejects arrays on a subset of its devices
             with contextlib.suppress(ValueError):  # a mesh cannot be left while something is traced
                 stack.enter_context(jax.set_mesh(_NO_MESH))
@@ -500,8 +498,8 @@ class Scan:
         return f"no statistics: it has no {n:,} layers"
 
     def _check_time(self) -> None:
-        if perf_counter() >= self._check_at:
-            self._check_at = perf_counter() + _CHECK_EVERY_S
+        if (now := perf_counter()) >= self._check_at:
+            self._check_at = now + _CHECK_EVERY_S
             if self._elapsed() > self._budget.read_s:
                 self.late = f"{NOT_READ} take more than {self._budget.read_s:g} s{self._budget.hint}"
 
@@ -559,19 +557,13 @@ class Scan:
             return self.late
         array = np.ndarray.view(array, np.ndarray)
         if axis is not None:
-            for layer_owner, layer in enumerate(np.split(array, array.shape[axis], axis), owner):
-                self._check_time()
-                reason = self._read_array(layer_owner, layer)
-                if reason:
-                    return reason
-            return None
+            return self._read_each(enumerate(np.split(array, array.shape[axis], axis), owner))
         if not holds_numbers(array.dtype):
             if array.dtype == jax.dtypes.float0:
                 return KINDS["float0"].no_values
             return f"no statistics: dtype {visible(str(array.dtype), 80)} holds no numbers"
-        n_elements = once(array)[0][0].size
-        if n_elements > self._max_elements:
-            return f"{NOT_SCANNED}{n_elements:,} elements are more than {self._max_elements:,}"
+        if why := self._too_many(once(array)[0][0].size):
+            return why
         if array.size == 0:
             self._large.append((owner, nothing(1)))
         elif array.size > SMALL:
@@ -583,16 +575,20 @@ class Scan:
         return None
 
     def _read_stored(self, owner: int, stored: Stored) -> str | None:
-        n_elements = stored.size
-        if n_elements > self._max_elements:
-            return f"{NOT_SCANNED}{n_elements:,} elements are more than {self._max_elements:,}"
+        if why := self._too_many(stored.size):
+            return why
         self._large.append((owner, nothing(1)))
-        for chunk in stored.chunks():
+        return self._read_each((owner, chunk) for chunk in stored.chunks())
+
+    def _read_each(self, parts: Iterable[tuple[int, np.ndarray]]) -> str | None:
+        for owner, part in parts:
             self._check_time()
-            reason = self._read_array(owner, chunk)
-            if reason:
+            if reason := self._read_array(owner, part):
                 return reason
         return None
+
+    def _too_many(self, n: int) -> str:
+        return f"{NOT_SCANNED}{n:,} elements are more than {self._max_elements:,}" if n > self._max_elements else ""
 
     def _read_jax_array(self, owner: int, array: jax.Array, axis: int | None = None) -> str | None:
         if array.is_deleted():
@@ -604,10 +600,8 @@ class Scan:
             return "no statistics: part of it is in another process"
         if why := why_unreduced(sharding):
             return why
-        if len(sharding.device_set) == 1:
-            shards = [(owner, array)]
-        elif sharding.is_fully_replicated:
-            shards = [(owner, array.addressable_data(0))]
+        if len(sharding.device_set) == 1 or sharding.is_fully_replicated:
+            shards = [(owner, array.addressable_data(0) if len(sharding.device_set) > 1 else array)]
         else:
             shards = [
                 (owner + (0 if axis is None else part.index[axis].start or 0), part.data)
@@ -615,13 +609,8 @@ class Scan:
                 if part.replica_id == 0
             ]
         if array.size == 0 or self._on_host(array):
-            if array.size > self._max_elements:
-                return f"{NOT_SCANNED}{array.size:,} elements are more than {self._max_elements:,}"
-            for first, shard in shards:
-                reason = self._read_array(first, host_view(shard), axis)
-                if reason:
-                    return reason
-            return None
+            reasons = (self._read_array(first, host_view(shard), axis) for first, shard in shards)
+            return self._too_many(array.size) or next(filter(None, reasons), None)
 
         if max(shard.size for _, shard in shards) > MAX_ELEMENTS:
             return f"{NOT_SCANNED}{array.size:,} elements are too many for one device"
@@ -633,15 +622,11 @@ class Scan:
         if not self._launched:
             return
 
-        try:
-            every_bits = fetch([bits for _, _, bits, _ in self._launched])
-        except Exception:  # one failed: fetch one at a time to find it
-            every_bits = [None] * len(self._launched)
-        for (owner, array, device_bits, wide), bits in zip(self._launched, every_bits, strict=True):
+        fetched = guarded(lambda: fetch([bits for _, _, bits, _ in self._launched]), lambda _: None)
+        for i, (owner, array, bits, wide) in enumerate(self._launched):
             try:
-                bits = fetch([device_bits])[0] if bits is None else bits
-                parts = [summary_of_bits(leaf_bits, wide) for leaf_bits in np.atleast_2d(bits)]
-                self._large.extend(enumerate(parts, owner))
+                own = fetch([bits])[0] if fetched is None else fetched[i]  # one failed: one at a time to find it
+                self._large.extend(enumerate([summary_of_bits(x, wide) for x in np.atleast_2d(own)], owner))
             except Exception as error:
                 self._give_up(owner, _trouble(array, error))
         self._launched.clear()
@@ -673,11 +658,12 @@ def uniform_statistics(table: TreeTable) -> dict[str, str]:
         texts |= dict.fromkeys(("nan", "inf"), "all finite")
     least, greatest = (float(table.columns[name].values[0]) for name in ("min", "max"))
     is_known = least == 0 or not any(facts.dtype.startswith("complex") for facts in table.facts)  # complex: magnitudes
-    if least == greatest and is_known and _sizes(table)[0] > 1:
+    sizes = table.rolled(table.columns["elements"])
+    if least == greatest and is_known and sizes[0] > 1:
         text = f"all {'' if is_finite else 'other '}values are {number_text(least)}"
         text = text if least or not is_finite else "all zeros"
         return texts | dict.fromkeys(("zeros", *_NUMBERS, "histogram"), text)
-    has_count = ~np.isnan(table.columns["nan"].values) & (_sizes(table) > 0)
+    has_count = ~np.isnan(table.columns["nan"].values) & (sizes > 0)
     for name in _NUMBERS:
         values = table.columns[name].values
         has_number = ~np.isnan(values)
@@ -693,10 +679,6 @@ def headline(texts: dict[str, str]) -> list[str]:
     numbers = [text for name, text in texts.items() if text.startswith(f"{name} ")]
     others = dict.fromkeys(text for text in texts.values() if text not in numbers)
     return [", ".join(others)] * bool(others) + [f"{', '.join(numbers)} in every row"] * bool(numbers)
-
-
-def _sizes(table: TreeTable) -> np.ndarray:
-    return table.rolled(table.columns["elements"])
 
 
 def value_statistics(
@@ -800,8 +782,7 @@ def not_finite(
     counts = [np.nan_to_num(table.columns[name].values[rows]).astype(np.int64) for name in ("nan", "inf")]
     parts: list[str] = []
     for name, n_bad in zip(("NaN", "±Inf"), counts, strict=True):
-        n = int(np.count_nonzero(n_bad[table.is_leaf[rows]]))
-        if n:
+        if n := int(np.count_nonzero(n_bad[table.is_leaf[rows]])):
             parts.append(f"{name} in {'' if is_whole else '≥ '}{counted(n, 'leaf', 'leaves')}")
     parts += [part + f" in {table.name}" * others for part in headline(in_headline)]
     bad = np.flatnonzero(counts[0] + counts[1])

@@ -127,11 +127,9 @@ def _fetch(answers: list[list[Any]]) -> None:
 
     from treeviz.analysis.stats import fetch
 
-    scalars = [results[i] for results, i in waiting]
-    try:
-        fetched: list[Any] = fetch(scalars)
-    except Exception:  # one failed: fetch each alone to find it
-        as_text = lambda error: [_Text(error_text(error))]  # noqa: E731
+    scalars, as_text = [results[i] for results, i in waiting], lambda error: [_Text(error_text(error))]
+    fetched: Any = guarded(partial(fetch, scalars), lambda _: None)
+    if fetched is None:  # one failed: fetch each alone to find it
         fetched = [guarded(partial(fetch, [scalar]), as_text)[0] for scalar in scalars]
     for (results, i), value in zip(waiting, fetched, strict=True):
         results[i] = value if type(value) is _Text else _number(value)
@@ -151,18 +149,17 @@ def _columns(
     table: TreeTable, rows: list[int], leaf_function: LeafFunction, results: list[Any], name: str
 ) -> list[Column]:
     wants_numbers = leaf_function.format in ("count", "bytes", "number") or leaf_function.rollup != "none"
-    numeric = (int, float, bool) if wants_numbers else (int, float)
-    are_numbers = [is_any(type(result), numeric) for result in results]
-    if leaf_function.format == "label" or not any(are_numbers):
-        return [_labels(table, rows, leaf_function, results, name, leaf_function.title)]
-    numbers = [result if is_number else None for result, is_number in zip(results, are_numbers, strict=True)]
+    numeric, title = (int, float, *(bool,) * wants_numbers), leaf_function.title
+    numbers = [result if is_any(type(result), numeric) else None for result in results]
+    if leaf_function.format == "label" or not any(number is not None for number in numbers):
+        return [_labels(table, rows, leaf_function, results, name, title)]
     columns = [_numbers(table, rows, leaf_function, numbers, name)]
     others = [
-        "NaN" if result != result else None if is_number else result
-        for result, is_number in zip(results, are_numbers, strict=True)
+        "NaN" if result != result else None if number is not None else result
+        for result, number in zip(results, numbers, strict=True)
     ]
     if any(text is not None for text in others):
-        columns.append(_labels(table, rows, leaf_function, others, f"{name}.text", f"{leaf_function.title}: no number"))
+        columns.append(_labels(table, rows, leaf_function, others, f"{name}.text", f"{title}: no number"))
     return columns
 
 
@@ -170,7 +167,8 @@ def _numbers(table: TreeTable, rows: list[int], leaf_function: LeafFunction, num
     given = [number for number in numbers if number is not None]
     are_whole = all(type(number) is not float for number in given)
     format: Format = leaf_function.format or ("count" if are_whole else "number")
-    own = [np.nan if number is None else _float(number) for number in numbers]
+    as_float = lambda number: guarded(lambda: float(number), lambda _: np.inf if number > 0 else -np.inf)  # noqa: E731
+    own = [np.nan if number is None else as_float(number) for number in numbers]
     levels = np.full(len(table), np.nan)
     levels[rows] = own
     if leaf_function.rollup == "any":
@@ -183,24 +181,14 @@ def _numbers(table: TreeTable, rows: list[int], leaf_function: LeafFunction, num
     return Column(name, leaf_function.title, levels, None, format, leaf_function.rollup, leaf_function.help)
 
 
-def _float(number: Any) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return np.inf if number > 0 else -np.inf
-
-
 def _labels(
     table: TreeTable, rows: list[int], leaf_function: LeafFunction, results: list[Any], name: str, title: str
 ) -> Column:
     known: dict[str, int] = {"": 0}
     codes = np.zeros(len(table), np.int32)
-    codes[rows] = [known.setdefault(_label(result), len(known)) for result in results]
+    texts = ("" if x is None else str.__str__(x) if isinstance(x, str) else value_text(x) for x in results)
+    codes[rows] = [known.setdefault(text, len(known)) for text in texts]
     return Column(name, title, list(known), codes, help=leaf_function.help)
-
-
-def _label(result: Any) -> str:
-    return "" if result is None else str.__str__(result) if isinstance(result, str) else value_text(result)
 
 
 def _title(function: Callable) -> str:

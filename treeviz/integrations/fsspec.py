@@ -202,7 +202,6 @@ class RemotePath:
         return self._type
 
     def _look(self) -> Any:
-        """Ask for the version of a file."""
         with _explained(self):
             self._files.invalidate_cache()
             info = self._files.info(self._path)
@@ -217,7 +216,6 @@ class RemotePath:
         return found
 
     def _listed(self) -> dict[str, RemotePath]:
-        """What is in the folder, by name."""
         if self._children is None:
             with _explained(self):
                 self._files.invalidate_cache()
@@ -335,8 +333,6 @@ class RemotePath:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file at an address, opened for reading."""
-
     def __init__(self, path: RemotePath) -> None:
         self._path, self._at = path, 0
         self.state = path.begin()

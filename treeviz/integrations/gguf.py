@@ -99,8 +99,6 @@ def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_byte
 
 
 class _Blocks(NamedTuple):
-    """Reads the dequantized values of a tensor."""
-
     at: At
     kind: Any
 

@@ -166,7 +166,6 @@ class Headers:
             yield self._checked(path)
 
     def _files_of(self, name: str) -> Iterator[Path]:
-        """The files of an array that has its own folder."""
         if not isinstance(self._folder, Path):
             yield from (self._folder / name).all_files()
             return
@@ -184,8 +183,6 @@ class Headers:
 
 
 class _Values(NamedTuple):
-    """Reads the values of arrays."""
-
     headers: Headers
     header: str
 

@@ -139,8 +139,6 @@ _MISSED = _event("missed", {})
 
 
 class _Pages:
-    """The handlers of the server."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._channels: OrderedDict[str | tuple[str, str], _Channel] = OrderedDict()

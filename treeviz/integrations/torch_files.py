@@ -53,7 +53,6 @@ def read_torch_index(path: Path) -> Pairs:
 
 
 def _loaded(path: Path) -> tuple[Any, _Converter]:
-    """The contents of a file, and what makes a tree of them."""
     if not isinstance(path, Path):
         raise LoadError(f"{path}: PyTorch reads only local files. Copy it to a disk first.")
     check_link(path, roots.get())

@@ -305,7 +305,6 @@ def unregister() -> None:
 
 
 def _shell(function: str) -> Any:
-    """The shell of IPython; None in marimo."""
     shell = ipython_shell()
     if shell is None and not is_marimo():
         nowhere = "there is no IPython here, and no marimo"

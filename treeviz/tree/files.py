@@ -425,8 +425,6 @@ _place_of = attrgetter(*_PLACE)
 
 
 class _Member(NamedTuple):
-    """Reads the values of an array in an archive."""
-
     archive: zipfile.ZipFile
     start: int  # of the values
     place: tuple[Any, ...]
@@ -770,8 +768,6 @@ _KIND_OF = {code: (kind, 1 << i) for kind, codes in _MSGPACK_LENGTHS.items() for
 
 
 class _Bytes(NamedTuple):
-    """The place of bytes that were skipped."""
-
     start: int
     n: int
 

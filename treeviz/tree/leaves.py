@@ -505,7 +505,6 @@ class FactTable:
 
 
 def _sharding_facts(sharding: Any, shape: tuple[int, ...], committed: bool | None) -> Sharding | None:
-    """The facts of a sharding; None if there are none."""
     described = None if sharding is None else describe_sharding(sharding)
     if described is None:
         return None

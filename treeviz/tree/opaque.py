@@ -196,8 +196,6 @@ class Found(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How to search the objects of a class."""
-
     cls: weakref.ref
     is_empty: bool  # no contents
     may_be_array: bool
@@ -350,7 +348,6 @@ def _slots(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _field_names(cls: type) -> tuple[str, ...] | None:
-    """The field names of a named tuple's class, else None."""
     names = class_attribute(cls, "_fields")
     return tuple(visible(name, 40) for name in names if has_base(type(name), str)) if type(names) is tuple else None
 

@@ -595,7 +595,6 @@ def _noted(table: Table, test: Callable[[Note], bool]) -> list[int]:
 
 
 def _flagged_by_values(table: Table, word: str) -> np.ndarray:
-    """The rows that have such values."""
     columns = [table.columns[name] for name in _FLAG_COLUMNS[word] if name in table.columns]
     if not columns and word != "zeros":
         columns = [column for name, column in table.columns.items() if name.endswith(_NOT_FINITE)]

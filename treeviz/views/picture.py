@@ -487,7 +487,6 @@ def _font(is_bold: bool):
 
 @cache
 def _characters() -> frozenset[int]:
-    """The code points in the font."""
     from matplotlib.font_manager import get_font
 
     return frozenset(get_font(_font_file(False)).get_charmap())
@@ -631,7 +630,6 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
 
 
 def _description(view: View, n_rows: int, heat_maps: list[str]) -> str:
-    """The contents in words: the headline, the number of rows, and the first findings and notes."""
     table = view.table
     remarks = [f"{mark.kind}: {mark.text}" for series in view.series for mark in series.marks]
     for row, notes in table.notes.items():
@@ -676,7 +674,6 @@ def row_badges(view: View, rows: np.ndarray, closed: Container[int]) -> Iterator
 
 
 def _headline(table: TreeTable, more: Sequence[str], n_line: int) -> list[str]:
-    """The name, the headline in as many lines as needed, and `more` lines."""
     lines = [cut(visible(table.name), n_line), ""]
     for part in table.headline:
         longer = f"{lines[-1]} · {part}" if lines[-1] else part

@@ -8,11 +8,11 @@ import operator
 import re
 import sys
 import types
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
-from itertools import compress, islice
+from itertools import islice
 from time import perf_counter
 from typing import Any, Literal, get_args
 
@@ -84,19 +84,21 @@ def hidden_arrays(checked: Checked) -> Iterator[Found]:
     JAX sees one leaf: `jax.tree.map`, optimizers and counts of parameters pass over its arrays, and `jit` and `grad`
     raise. That holds for subclasses of dict and list, and for dataclasses. Register the class.
     """
+    registrations: dict[tuple[str, str], str] = {}
     for row, note in checked.noted("hidden"):
         facts = checked.facts(row)
         if not facts.is_leaf or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
             continue
-        node, key = checked.nodes[row], ("registration", facts.type, facts.module)
-        is_of_library = _is_of_library(type(node))  # its author decides how JAX sees it
-        if key not in checked.cache:
-            checked.cache[key] = "" if is_of_library else registration(node)
+        node, key = checked.nodes[row], (facts.type, facts.module)
         text = note.text + "".join(f": {path} {what}" for path, what in note.details[:1])
-        if is_of_library and callable(node):
+        if not _is_of_library(type(node)):
+            if key not in registrations:
+                registrations[key] = registration(node)
+            yield Found(row, text, registrations[key], note=note)
+        elif callable(node):  # its author decides how JAX sees it
             yield Found(row, text, _apart(checked, row), _level(checked), note)
         else:
-            yield Found(row, text + "; give JAX the arrays in it" * is_of_library, checked.cache[key], note=note)
+            yield Found(row, f"{text}; give JAX the arrays in it", note=note)
 
 
 @rule("T113", "error")
@@ -107,26 +109,23 @@ def committed_to_different_devices(checked: Checked) -> Iterator[Found]:
     with a device or a sharding, and by jitted functions with shardings. Fine in a tree that no single call gets, such
     as the stages of a pipeline.
     """
-    sets: dict[tuple[int, ...], list[int]] = {}
+    shardings: dict[int, Any] = {}
+    sets: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row in checked.rows(lambda f: f.is_leaf and f.kind != "deleted" and bool(f.sharding and f.sharding.committed)):
-        if sharding_facts := checked.facts(row).sharding:
-            sets.setdefault(sharding_facts.device_ids, []).append(row)
+        shardings[row] = checked.facts(row).sharding
+        sets[shardings[row].device_ids].append(row)
     if len(sets) < 2:
         return
     largest = max(sets.values(), key=len)
-    usual = checked.table[largest[0]]
+    usual, place = checked.table[largest[0]], shardings[largest[0]]
     sharding = f"{usual.expression if usual.depth < _DEEP else 'x'}.sharding"
-    if usual.facts.sharding and usual.facts.sharding.n_devices > 1:
+    if place.n_devices > 1:
         sharding = f"jax.sharding.NamedSharding({sharding}.mesh, jax.sharding.PartitionSpec())"
-    others = f"{counted(len(largest), 'leaf', 'leaves')} to {_devices(usual.facts)}"
-    for rows in sets.values():
-        for row in rows if rows is not largest else ():
-            text = f"committed to {_devices(checked.facts(row))}, and {others}: jit raises when it gets both"
-            yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
-
-
-def _devices(facts: Facts) -> str:
-    return facts.sharding.devices or facts.sharding.text if facts.sharding else ""
+    others = f"{counted(len(largest), 'leaf', 'leaves')} to {place.devices or place.text}"
+    for row in [row for rows in sets.values() if rows is not largest for row in rows]:
+        devices = shardings[row].devices or shardings[row].text
+        text = f"committed to {devices}, and {others}: jit raises when it gets both"
+        yield Found(row, text, Changed(f"jax.device_put({{x}}, {sharding})"))
 
 
 @rule("T120", "error")
@@ -164,8 +163,7 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
         return facts.kind == "stored" and facts.dtype[:1] in ("<", ">") and facts.dtype[1:2] in "fiuc"
 
     for row in checked.rows(lambda facts: is_refused(facts) or is_swapped(facts)):
-        facts = checked.facts(row)
-        kind = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
+        facts, fix = checked.facts(row), ""
         if facts.text == MASKED:
             fix = Changed("{x}.filled(0)")
         elif facts.dtype in _LONG:
@@ -173,9 +171,8 @@ def no_jax_dtype(checked: Checked) -> Iterator[Found]:
         elif facts.dtype[0] in "<>" and facts.elements and facts.dtype[1:2] not in "UMm":
             read = "np.asarray({x})" if facts.kind == "stored" else "{x}"
             fix = Changed(read + ".astype({x}.dtype.newbyteorder('='))")
-        else:
-            fix = _apart(checked, row)
-        yield _invalid(checked, row, kind, fix)
+        kind = "a masked array" if facts.text == MASKED else f"dtype {facts.dtype}"
+        yield _invalid(checked, row, kind, fix or _apart(checked, row))
 
 
 @rule("T131", "info")
@@ -200,20 +197,19 @@ def other_leaf(checked: Checked) -> Iterator[Found]:
     """
     hidden = {row for row, _ in checked.noted("hidden")}
     for row in checked.rows(lambda f: f.is_leaf and f.kind in ("string", "opaque", "tensor", "variable")):
-        facts = checked.facts(row)
-        if row not in hidden or facts.module.partition(".")[0] in _OTHER_LIBRARIES:
-            cls = type(checked.nodes[row])
-            if found_describer(cls):
-                continue
+        facts, cls = checked.facts(row), type(checked.nodes[row])
+        is_hidden = row in hidden and facts.module.partition(".")[0] not in _OTHER_LIBRARIES
+        if is_hidden or found_describer(cls):
+            continue
+        if facts.module.startswith("penzai."):
+            fix = "{tree}, variables = pz.unbind_params({tree}, freeze=True)  # and later pz.bind_variables"
+            yield _invalid(checked, row, facts.type, fix)
+        elif facts.kind == "variable":
+            yield _invalid(checked, row, facts.type, "", "; give JAX the array in it")
+        else:
             container = stands_for(cls)
-            if facts.module.startswith("penzai."):
-                fix = "{tree}, variables = pz.unbind_params({tree}, freeze=True)  # and later pz.bind_variables"
-                yield _invalid(checked, row, facts.type, fix)
-            elif facts.kind == "variable":
-                yield _invalid(checked, row, facts.type, "", "; give JAX the array in it")
-            else:
-                fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
-                yield _invalid(checked, row, facts.type, fix)
+            fix = Changed(f"{container}({{x}})") if container else _apart(checked, row)
+            yield _invalid(checked, row, facts.type, fix)
 
 
 def _invalid(checked: Checked, row: int, what: str, fix: str, advice: str = "") -> Found:
@@ -250,8 +246,8 @@ def _apart(checked: Checked, row: int) -> str:
         return ""
     # Otherwise it becomes a static field of its node's class.
     if parent.kind == "namedtuple":
-        is_meta = [sibling == row or checked.facts(sibling).kind in _NO_ARRAYS for sibling in siblings]
-        meta = list(compress(names, is_meta))
+        pairs = [*zip(names, siblings, strict=True)]
+        meta = [name for name, other in pairs if other == row or checked.facts(other).kind in _NO_ARRAYS]
         data = [name for name in names if name not in meta]
         fields = "".join(f"\n    {name}: object" for name in names)
         return (
@@ -296,15 +292,11 @@ def weak_type(checked: Checked) -> Iterator[Found]:
     """
     if checked.use != "state":
         return
-    messages: dict[str, tuple[str, Changed]] = {}
     for row in checked.rows(lambda f: f.is_leaf and f.weak and f.kind in ("array", "scalar") and f.type != "bool"):
-        facts = checked.facts(row)
-        dtype_name = facts.dtype or facts.type
-        if dtype_name not in messages:
-            dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(dtype_name, dtype_name)
-            text = f"weakly typed {dtype_name}: the second call of a step may compile again"
-            messages[dtype_name] = text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})")
-        yield Found(row, *messages[dtype_name])
+        name = checked.facts(row).dtype or checked.facts(row).type
+        dtype = {"int": "int32", "float": "float32", "complex": "complex64"}.get(name, name)
+        text = f"weakly typed {name}: the second call of a step may compile again"
+        yield Found(row, text, Changed(f"jnp.asarray({{x}}, jnp.{dtype})"))
 
 
 @rule("T202", "info")
@@ -328,14 +320,12 @@ def canonicalized_dtype(checked: Checked) -> Iterator[Found]:
     OverflowError: an error if the tree is for `jit` or a state.
     """
     n_bits = 64 if jax.config.jax_enable_x64 else 32  # type: ignore[attr-defined]
+    raises = checked.use in ("jit", "state")
     for row in checked.rows(lambda f: f.kind == "scalar" and f.type == "int" and f.weak):
         if not -(2 ** (n_bits - 1)) <= checked.nodes[row] < 2 ** (n_bits - 1):
-            text = f"an integer that does not fit into {n_bits} bits"
-            raises = checked.use in ("jit", "state")
-            yield Found(row, f"{text}{_raises(checked)}" if raises else text, "", "error" if raises else None)
-    if n_bits == 64:
-        return
-    for row in checked.rows(lambda f: f.kind in ("numpy", "stored") and f.dtype in _WIDE):
+            text = f"an integer that does not fit into {n_bits} bits{_raises(checked) if raises else ''}"
+            yield Found(row, text, "", "error" if raises else None)
+    for row in checked.rows(lambda f: n_bits < 64 and f.kind in ("numpy", "stored") and f.dtype in _WIDE):
         dtype = checked.facts(row).dtype
         yield Found(row, f"JAX converts {dtype} to {_WIDE[dtype]}", Changed(f"{{x}}.astype(np.{_WIDE[dtype]})"))
 
@@ -351,11 +341,8 @@ def odd_dtype(checked: Checked) -> Iterator[Found]:
     if len(rows) < 10 or len(counts) < 2:
         return
     usual, n = counts.most_common(1)[0]
-    if n < 0.9 * len(rows):
-        return
-    for row in rows:
-        dtype = checked.facts(row).dtype
-        if dtype != usual:
+    for row in rows if n >= 0.9 * len(rows) else ():
+        if (dtype := checked.facts(row).dtype) != usual:
             yield Found(row, f"{dtype}, and {n:,} others are {usual}", Changed(f"{{x}}.astype(jnp.{usual})"))
 
 
@@ -366,9 +353,8 @@ def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
     Each device holds the whole of it.
     """
     shardings = [f.sharding for f in checked.table.facts if f.is_leaf and f.sharding is not None]
-    if not [sharding for sharding in shardings if sharding.n_devices > 1 and not sharding.replicated]:
-        return
-    for row in checked.rows(lambda f: f.is_leaf and f.bytes >= MIB):
+    is_any_split = any(sharding.n_devices > 1 and not sharding.replicated for sharding in shardings)
+    for row in checked.rows(lambda f: is_any_split and f.is_leaf and f.bytes >= MIB):
         facts = checked.facts(row)
         if (sharding := facts.sharding) and sharding.replicated:
             text = f"replicated on {sharding.n_devices} devices, {bytes_text(facts.bytes)} on each; others are sharded"
@@ -404,10 +390,16 @@ def round_trip_that_changes(checked: Checked) -> Iterator[Found]:
 
     Then `jax.tree.map(lambda x: x, tree)` changes the tree, and a step that returns its state compiles again.
     """
-    for row, children, treedef in _first_nodes(checked):
-        problem = guarded(partial(_changes, children, treedef), lambda error: f"raised {error_text(error)}")
-        if problem:
-            yield Found(row, f"changed by flattening and unflattening: {problem}")
+
+    def problem(children: list, treedef: Any) -> str:
+        again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
+        if not _are_same(children, again):
+            return "its children differ"
+        return "" if other == treedef else "its static data compares as unequal"
+
+    for row, *flat in _first_nodes(checked):
+        if text := guarded(partial(problem, *flat), lambda error: f"raised {error_text(error)}"):
+            yield Found(row, f"changed by flattening and unflattening: {text}")
 
 
 @rule("T116", "warning", needs="roundtrip")
@@ -460,13 +452,6 @@ def dropped_field(checked: Checked) -> Iterator[Found]:
                 yield Found(row, f"the field {field} = {value} is lost or reset when JAX rebuilds the node")
 
 
-def _changes(children: list, treedef: Any) -> str:
-    again, other = tree_util.tree_flatten(treedef.unflatten(children), is_leaf=_first_only())
-    if not _are_same(children, again):
-        return "its children differ"
-    return "" if other == treedef else "its static data compares as unequal"
-
-
 def _are_same(left: list, right: list) -> bool:
     """Whether two lists have the same objects, or containers of the same objects."""
     return len(left) == len(right) and all(
@@ -485,14 +470,11 @@ def _first_only() -> Callable[[Any], bool]:
 
 def _first_nodes(checked: Checked) -> Iterator[tuple[int, list, Any]]:
     """(row, children, treedef of one level) of the first node of each class registered outside JAX."""
-    seen: set[int] = set()
-    of_jax = ("", "jax", "jaxlib")
+    of_jax, first = ("", "jax", "jaxlib"), dict[int, int]()
     for row in checked.rows(lambda f: f.kind in NODE_KINDS and f.module.partition(".")[0] not in of_jax):
-        node = checked.nodes[row]
-        if id(type(node)) in seen:
-            continue
-        seen.add(id(type(node)))
-        flatten = partial(tree_util.tree_flatten_with_path, node, is_leaf=_first_only())
+        first.setdefault(id(type(checked.nodes[row])), row)
+    for row in first.values():
+        flatten = partial(tree_util.tree_flatten_with_path, checked.nodes[row], is_leaf=_first_only())
         flattened = guarded(flatten, lambda _: None)
         if flattened is not None and flattened[1].node_data() is not None:
             yield row, [child for _, child in flattened[0]], flattened[1]
@@ -573,9 +555,9 @@ def equal_random_values(checked: Checked) -> Iterator[Found]:
     Constants, ranges, tables and masks are not reported, nor optimizer states, nor copies by name
     (`ema_params`, `target`). Fine where a copy is meant.
     """
-    with_like_statistics: dict[tuple, list[int]] = {}
+    with_like_statistics: dict[tuple, list[int]] = defaultdict(list)
     for row, statistics in _random_leaves(checked):
-        with_like_statistics.setdefault(statistics, []).append(row)
+        with_like_statistics[statistics].append(row)
     for rows in with_like_statistics.values():
         firsts: list[int] = []
         for row in rows:
@@ -601,7 +583,8 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
     for row in checked.rows(lambda facts: facts.is_leaf and (_is_key(facts) or facts.elements >= _N_RANDOM)):
         facts, statistics, place = checked.facts(row), [values[row].item() for values in columns], _place(checked, row)
         if facts.kind == "key":  # of keys that cannot be read, none is like another one
-            statistics = [guarded(partial(_bits, checked.nodes[row]), lambda _, row=row: row)]
+            bits = lambda row=row: jax.device_get(jax.random.key_data(checked.nodes[row])).tobytes()  # noqa: E731
+            statistics = [guarded(bits, lambda _, row=row: row)]
         elif _is_key(facts):
             if len(facts.shape or ()) > 1 and not _KEY.search(place):  # or pairs of other numbers
                 continue
@@ -621,10 +604,6 @@ def _random_leaves(checked: Checked) -> Iterator[tuple[int, tuple]]:
 def _is_key(facts: Facts) -> bool:
     shape = facts.shape or ()
     return facts.kind == "key" or (facts.dtype == "uint32" and len(shape) in (1, 2) and shape[-1] in (2, 4))
-
-
-def _bits(key: Any) -> bytes:
-    return jax.device_get(jax.random.key_data(key)).tobytes()
 
 
 def _are_equal(left: Any, right: Any) -> bool:
@@ -721,8 +700,7 @@ def repeated_keys(checked: Checked) -> Iterator[Found]:
                 "leaves = jax.tree_util.tree_leaves_with_path({tree})\n"
                 "names = [f'{i}{jax.tree_util.keystr(path)}' for i, (path, _) in enumerate(leaves)]  # each is another"
             )
-            cls = type(checked.nodes[parent])
-            if class_attribute(cls, "tree_flatten_with_keys") is not None:
+            if class_attribute(cls := type(checked.nodes[parent]), "tree_flatten_with_keys") is not None:
                 name = f"{class_name(cls)}.tree_flatten_with_keys"
                 fix = (
                     f"def tree_flatten_with_keys(self, flatten={name}):\n"
@@ -889,23 +867,18 @@ def comparison(aux: Any) -> Comparison:
             continue
         seen.add(id(value))
         cls = type(value)
-        equal = class_attribute(cls, "__eq__")
+        equal, fields = (class_attribute(cls, name, {}) for name in ("__eq__", "__dataclass_fields__"))
         is_generated = type(equal) is types.FunctionType and equal.__code__.co_filename.startswith(_GENERATED)
         if has_base(cls, np.ndarray) or isinstance(value, jax.Array):
             comparisons.add("arrays" if guarded(lambda value=value: value.size != 1, lambda _: True) else "identity")
         elif is_generated if type(equal) is types.FunctionType else has_base(cls, *_CONTAINERS):
-            skipped = _not_compared(cls)
+            ignored = lambda fields=fields: {f".{name}" for name, field in fields.items() if not field.compare}  # noqa: E731
+            skipped = guarded(ignored, lambda _: set())
             waiting += [inner for path, inner in contents(value, _MAX_COMPARED_OBJECTS) if path not in skipped]
         elif arrays_in([("", value)], _MAX_COMPARED_OBJECTS).n_arrays:
             is_own = equal is not object.__eq__
             comparisons.add("function" if is_function(cls) else "own" if is_own else "identity")
     return next((way for way in get_args(Comparison) if way in comparisons), "own")
-
-
-def _not_compared(cls: type) -> set[str]:
-    """The dataclass fields that `==` ignores, as paths: {".cache"}."""
-    fields = class_attribute(cls, "__dataclass_fields__", {})
-    return guarded(lambda: {f".{name}" for name, field in fields.items() if not field.compare}, lambda _: set())
 
 
 # Rules about the treedef of a node, which JAX compares and hashes at every call of a jitted function
@@ -966,16 +939,14 @@ def mutable_static_data(checked: Checked) -> Iterator[Found]:
         if is_noted or (is_of_library and checked.use == "any") or not _is_unhashable(value):
             continue
         level = "info" if is_of_library or checked.use == "any" else None
-        cls, kind = type(value), class_name(type(value))
-        problem = f"the static field {name} is a {kind}, which cannot be hashed"
-        place, owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
-        fix = ""
+        cls, kind, fix = type(value), class_name(type(value)), ""
         if has_base(cls, list, set, dict):
+            place, owner = ("model", "its class") if is_described else ("self", class_name(type(node)))
             fix = f"{place}.{name} = tuple({place}.{name}{'.items()' * has_base(cls, dict)})  # in {owner}"
         elif guarded(lambda cls=cls: is_dataclass(cls) and cls.__hash__ is None, lambda _: False):
             fix = f"{kind} = dataclasses.dataclass(frozen=True)({kind})"
-        text = f"{problem}: a jitted function does not notice in-place changes"
-        yield from (Found(row, text, fix, level) for row in rows)
+        text = f"is a {kind}, which cannot be hashed: a jitted function does not notice in-place changes"
+        yield from (Found(row, f"the static field {name} {text}", fix, level) for row in rows)
 
 
 def _is_of_library(cls: type) -> bool:
@@ -1031,26 +1002,24 @@ def function_with_large_arrays(checked: Checked) -> Iterator[Found]:
     They are constants of the program: JAX may copy them into each version that it compiles, compiling may take longer,
     and a new array under the same name is not seen. As arguments, `jax.tree_util.Partial(f, array)`, they are children.
     """
+    functions: list[tuple[list[int], str, Any]] = []
     for row in checked.rows(lambda facts: facts.kind in ("function", "closure")):
         node = checked.nodes[row]
         if checked.facts(row).is_leaf:
-            yield from _large(row, "", node)
+            functions.append(([row], "", node))
         elif has_base(type(node), tree_util.Partial):
-            yield from _large(row, "", guarded(lambda node=node: node.func, lambda _: None))
+            functions.append(([row], "", guarded(lambda node=node: node.func, lambda _: None)))
     for rows, _, name, value in _static_fields(checked):
         if is_any(type(value), (types.FunctionType, types.MethodType)):
-            for found in list(_large(rows[0], f"in the static field {name}, ", value)):
-                yield from (found._replace(row=row) for row in rows)
-
-
-def _large(row: int, prefix: str, function: Any) -> Iterator[Found]:
-    values = guarded(lambda: captured_values(function), lambda _: [])
-    arrays = arrays_in(((step_to(name), value) for name, value in [*values, *_globals(function)]), _MAX_OBJECTS)
-    if arrays.n_bytes >= MIB:
-        name, array = arrays.named[0]
-        size = f"refers to {bytes_text(arrays.n_bytes)} of arrays, constants of what is compiled"
-        text = f"{prefix}{function_name(function)} {size}: {name.strip('.()')} {array}"
-        yield Found(row, text, "jax.tree_util.Partial(f, array)  # with f(array, x)")
+            functions.append((rows, f"in the static field {name}, ", value))
+    for rows, prefix, function in functions:
+        values = guarded(partial(captured_values, function), lambda _: [])
+        arrays = arrays_in(((step_to(name), value) for name, value in [*values, *_globals(function)]), _MAX_OBJECTS)
+        if arrays.n_bytes >= MIB:
+            name, array = arrays.named[0]
+            size = f"refers to {bytes_text(arrays.n_bytes)} of arrays, constants of what is compiled"
+            text = f"{prefix}{function_name(function)} {size}: {name.strip('.()')} {array}"
+            yield from (Found(row, text, "jax.tree_util.Partial(f, array)  # with f(array, x)") for row in rows)
 
 
 def _globals(function: Any) -> list[tuple[str, Any]]:
@@ -1103,9 +1072,9 @@ def _static_fields(checked: Checked) -> list[tuple[list[int], Any, str, Any]]:
     """Rows with the same facts, the first of their nodes, and the name and value of one of its static fields."""
     if "static" not in checked.cache:
         found = checked.cache["static"] = []
-        rows_of_facts: dict[int, list[int]] = {}
+        rows_of_facts: dict[int, list[int]] = defaultdict(list)
         for row in checked.rows(lambda f: not f.is_leaf and bool(f.module) and bool(f.static)):
-            rows_of_facts.setdefault(int(checked.table.fact_codes[row]), []).append(row)
+            rows_of_facts[int(checked.table.fact_codes[row])].append(row)
         for rows in rows_of_facts.values():
             node = checked.nodes[rows[0]]
             names = [name for name, _ in checked.facts(rows[0]).static if not name.endswith(DROPPED)]
@@ -1138,7 +1107,7 @@ def _worst_first(results: Sequence[Result]) -> list[tuple[Rule, Level, Found]]:
 
 
 def findings(table: TreeTable, results: Sequence[Result]) -> Iterator[TreeFinding]:
-    about = {code: source.about for code, source in RULES.items()}
+    about = {source.code: source.about for source, _ in results}
     for source, level, found in _worst_first(results):
         yield TreeFinding(source.code, level, found.row, found.sentence, about[source.code], found.fix, table)
 

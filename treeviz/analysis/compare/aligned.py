@@ -55,10 +55,8 @@ def parts_that_differ(left: Any, right: Any, are_same: Callable[[Any, Any], bool
     waiting = [(Part("", None, left, right), 0)]
     while waiting and n_left and len(differing) < _MOST_TOLD:
         part, depth = waiting.pop()
-        contents_of_both = (
-            [_entries(value) for value in part[2:]] if depth < _DEEPEST and type(part.left) is type(part.right) else []
-        )
-        below = _pairs(part, *contents_of_both) if contents_of_both else []
+        is_open = depth < _DEEPEST and type(part.left) is type(part.right)
+        below = _pairs(part, *map(_entries, part[2:])) if is_open else []
         n_left -= min(n_left, len(below))
         unlike = [pair for pair in below[:n_left] if not are_same(pair.left, pair.right)]
         if unlike:
@@ -108,13 +106,9 @@ class Opened(NamedTuple):
     aux: Any = None  # the auxiliary data of a registered class
 
 
-def _open_sequence(node: Any) -> Opened:
-    return Opened(list(node), range(len(node)))
-
-
-def _open_dict(node: dict) -> Opened:
+def _open_dict(node: dict, aux: Any = None) -> Opened:
     items = sorted(node.items(), key=itemgetter(0))
-    return Opened([child for _, child in items], [key for key, _ in items])
+    return Opened([child for _, child in items], [key for key, _ in items], aux)
 
 
 def open_registered(node: Any) -> Opened:
@@ -124,10 +118,9 @@ def open_registered(node: Any) -> Opened:
 
 Opener = Callable[[Any], Opened]
 _BUILTIN: dict[type, Opener] = {
-    list: _open_sequence,
-    tuple: _open_sequence,
+    **dict.fromkeys((list, tuple), lambda node: Opened(list(node), range(len(node)))),
     dict: _open_dict,
-    defaultdict: lambda node: _open_dict(node)._replace(aux=node.default_factory),
+    defaultdict: lambda node: _open_dict(node, node.default_factory),
     OrderedDict: lambda node: Opened(list(node.values()), list(node)),
     type(None): lambda _: Opened([], range(0)),
 }
@@ -166,17 +159,13 @@ def key_text(node: Any, key: Any) -> str:
 
 def describe_value(node: Any, opened: Opened | None) -> str:
     """ "tuple of 2", "float32[3]", "None", "Linear": a description of a node or leaf."""
+    cls, name = type(node), class_name(type(node))
     if opened is None:
         array = guarded(lambda: array_text(node), lambda _: None)
-        if array is not None:
-            return array
-        return (
-            f"{class_name(type(node))} {value_text(node, 40)}" if is_any(type(node), _PLAIN) else class_name(type(node))
-        )
+        return array or (f"{name} {value_text(node, 40)}" if is_any(cls, _PLAIN) else name)
     if node is None:
         return "None"
-    cls = type(node)
-    return f"{class_name(cls)} of {len(opened.children)}" if is_any(cls, (list, tuple, *MAPPINGS)) else class_name(cls)
+    return f"{name} of {len(opened.children)}" if is_any(cls, (list, tuple, *MAPPINGS)) else name
 
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -210,12 +199,8 @@ def compare_classes(left: type, right: type) -> Finding:
     if left_name != right_name:
         return "type", left_name, right_name, ""
     left_name, right_name = f"{module_name(left)}.{left_name}", f"{module_name(right)}.{right_name}"
-    hint = (
-        "two classes with the same name: its definition ran twice, as in a notebook cell"
-        if left_name == right_name
-        else ""
-    )
-    return "type", left_name, right_name, hint
+    hint = "two classes with the same name: its definition ran twice, as in a notebook cell"
+    return "type", left_name, right_name, hint * (left_name == right_name)
 
 
 def compare_level(left: Any, left_opened: Opened, right: Any, right_opened: Opened) -> list[Finding]:
@@ -253,60 +238,33 @@ def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list
     except Exception as error:  # such as arrays, which have no truth value
         problem = f"comparing them raised {error_text(error)}, so JAX raises as well"
     fields = [(name, a, b) for name, a, b in _fields_in(left, left_aux, right) if not _same(a, b)]
-    findings = [
-        finding for field in fields or [("", left_aux, right_aux)] for finding in _field_findings(left, *field, problem)
-    ]
-    return findings or [
-        (
-            "static",
-            value_text(left_aux, 80),
-            value_text(right_aux, 80),
-            problem or _unequal_to_itself(left_aux, right_aux),
-        )
-    ]
+    named = [it for field in fields or [("", left_aux, right_aux)] for it in _named_parts(left, *field)]
+    findings = [("static", f"{name} = {value_text(a, 60)}", value_text(b, 60), a, b) for name, a, b in named]
+    findings = findings or [("static", value_text(left_aux, 80), value_text(right_aux, 80), left_aux, right_aux)]
+    return [(*finding, problem or _unequal_to_itself(a, b)) for *finding, a, b in findings]
 
 
-def _field_findings(node: Any, name: str, a: Any, b: Any, problem: str) -> list[Finding]:
-    """How a static field differs, or its parts if its text does not show it; the name "" is all static data."""
+def _named_parts(node: Any, name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    """A static field, or its parts that differ if its text does not show it; the name "" is all static data."""
     texts = [value_text(value, 60) for value in (a, b)]
     parts = parts_that_differ(a, b, _same) if texts[0] == texts[1] or any("…" in text for text in texts) else []
-    own = stored_items(node) if parts else {}
-    parts_named = [
-        (
-            _attribute(own, part) or f"{name}{'.' * (name != '' and part.name[:1] != '[')}{part.name}",
-            part.left,
-            part.right,
-        )
-        for part in parts
-    ]
-    if not parts_named and not name:
-        return []
-    return [
-        ("static", f"{name} = {value_text(x, 60)}", value_text(y, 60), problem or _unequal_to_itself(x, y))
-        for name, x, y in parts_named or [(name, a, b)]
-    ]
-
-
-def _attribute(own: dict[str, Any], part: Part) -> str:
-    """The attribute of a node that is a part of its static data; "" if there is none."""
-    return part.key if type(part.key) is str and own.get(part.key, _same) is part.left else ""
+    own, named = stored_items(node) if parts else {}, []
+    for part in parts:
+        is_attribute = type(part.key) is str and own.get(part.key, _same) is part.left
+        step = "." * (name != "" and part.name[:1] != "[") + part.name
+        named.append((part.key if is_attribute else name + step, part.left, part.right))
+    return named or [(name, a, b)] * bool(name)
 
 
 def _fields_in(left: Any, aux: Any, right: Any) -> list[tuple[str, Any, Any]]:
     """(name, left, right) for the stored attributes that are in the left node's auxiliary data."""
-    parts = {
-        id(aux),
-        *(map(id, aux) if is_any(type(aux), (tuple, list)) else map(id, aux.values()) if type(aux) is dict else ()),
-    }
-    for part in [*aux] if type(aux) is tuple else []:  # names and values, one level deeper
+    inside = aux if is_any(type(aux), (tuple, list)) else aux.values() if type(aux) is dict else ()
+    parts = {id(aux), *map(id, inside)}
+    for part in aux if type(aux) is tuple else ():  # names and values, one level deeper
         if is_any(type(part), (tuple, list)):
             parts.update(map(id, part))
-    others = stored_items(right)
-    return [
-        (name, value, others[name])
-        for name, value in stored_items(left).items()
-        if id(value) in parts and name in others
-    ]
+    own, others = stored_items(left), stored_items(right)
+    return [(name, own[name], others[name]) for name in own if id(own[name]) in parts and name in others]
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -345,15 +303,14 @@ class Side(NamedTuple):
     def opened(self, row: int) -> Opened:
         """The keys and default factory of a mapping, in its order, or the auxiliary data of another node."""
         node, cls = self.nodes[row], self.cls(row)
+        is_mapping = is_any(cls, MAPPINGS)
         if not self._is_bare(row):
-            is_mapping = is_any(cls, MAPPINGS)
-            return (
-                Opened([], list(node), getattr(node, "default_factory", None)) if is_mapping else open_registered(node)
-            )
+            factory = getattr(node, "default_factory", None)
+            return Opened([], list(node), factory) if is_mapping else open_registered(node)
         aux = node.node_data()[1]
         if cls is defaultdict:
             return Opened([], list(aux[1]), aux[0])
-        return Opened([], list(aux)) if is_any(cls, MAPPINGS) else Opened([], (), aux)
+        return Opened([], list(aux)) if is_mapping else Opened([], (), aux)
 
     def _is_bare(self, row: int) -> bool:
         return is_treedef(self.nodes[row]) and not self.table.is_leaf[row]
@@ -441,9 +398,11 @@ class _Aligner:
             if left != NONE != right:
                 left, right = left + self._is_box(0, left, right), right + self._is_box(1, right, left)
             at = len(depths)
-            if left != NONE != right and parent in last and self._is_again(last[parent], left, right):
-                last[parent] = self._repeat(last[parent], left, right, parent, stack)
-                continue
+            if left != NONE != right and parent in last:  # whether both equal their previous siblings
+                before = last[parent]
+                if self._is_like(0, lefts[before], left) and self._is_like(1, rights[before], right):
+                    last[parent] = self._repeat(before, left, right, parent, stack)
+                    continue
             lefts.append(left)
             rights.append(right)
             parents.append(parent)
@@ -470,16 +429,12 @@ class _Aligner:
         )
 
     def _is_same(self, left: int, right: int) -> bool:
-        """Whether two subtrees have the same keys, below their roots, and the same facts."""
         further, end = right - left, self._ends[0][left]
         counts = self._alike.counts(further) if self._ends[1][right] == end + further else None
         return counts is not None and counts.item(end) - counts.item(left) == end - left
 
-    def _is_again(self, at: int, left: int, right: int) -> bool:
-        """Whether two subtrees equal those of their previous siblings, which were aligned at `at`."""
-        return self._is_like(0, self._rows[0][at], left) and self._is_like(1, self._rows[1][at], right)
-
     def _is_like(self, side: int, before: int, row: int) -> bool:
+        """Whether a subtree equals that of its previous sibling."""
         size, ends, codes = row - before, self._ends[side], self._codes[side]
         if ends[before] != row or ends[row] != row + size or codes[before] != codes[row]:
             return False
@@ -552,31 +507,27 @@ class _Aligner:
         self._depths += self._deep[left + 1 : end]
 
     def _alone(self, left: int, right: int, at: int) -> list[tuple[int, int, int]]:
-        """The children of a row without a counterpart."""
-        if right == NONE:
-            return [(row, NONE, at) for row in children_of(self._ends[0], left)]
-        return [(NONE, row, at) for row in children_of(self._ends[1], right)]
+        if left == NONE:
+            return [(NONE, row, at) for row in children_of(self._ends[1], right)]
+        return [(row, NONE, at) for row in children_of(self._ends[0], left)]
 
     def _pairs(self, left: int, right: int) -> list[tuple[int, int]] | None:
         """The children of both nodes in pairs; None if they are not compared."""
         rows = [children_of(ends, row) for ends, row in zip(self._ends, (left, right), strict=True)]
-        left_names, right_names = (
-            [names[row] for row in rows_of_side] for names, rows_of_side in zip(self._names, rows, strict=True)
-        )
+        both: Any = [[names[row] for row in own] for names, own in zip(self._names, rows, strict=True)]
         if not are_of_one_kind(self._left, self._right, left, right):
-            names = common_names(self._left, self._right, left, right)
-            if names is None:
-                return None
-            left_names, right_names = names
-        if left_names == right_names:
+            both = common_names(self._left, self._right, left, right)
+        if both is None:
+            return None
+        if both[0] == both[1]:
             return list(zip(*rows, strict=True))
-        waiting: dict[Any, list[int]] = {}
-        for name, row in zip(right_names, rows[1], strict=True):
-            waiting.setdefault(name, []).append(row)
-        pairs = []
-        for name, row in zip(left_names, rows[0], strict=True):
-            same = waiting.get(name)
-            pairs.append((row, same.pop(0) if same else NONE))
+        waiting: dict[Any, list[int]] = defaultdict(list)
+        for name, row in zip(both[1], rows[1], strict=True):
+            waiting[name].append(row)
+        pairs = [
+            (row, waiting[name].pop(0) if waiting.get(name) else NONE)
+            for name, row in zip(both[0], rows[0], strict=True)
+        ]
         return pairs + [(NONE, row) for rows in waiting.values() for row in rows]
 
 
@@ -585,12 +536,11 @@ def _names(*tables: TreeTable) -> list[list[int]]:
     known: dict[str, int] = {}
     names = []
     for table in tables:
-        indices = [_INDEX.fullmatch(key.keystr) for key in table.keys]
-        number_of_key = [
-            ~int(index[1]) if index else known.setdefault(key.keystr, len(known))
-            for key, index in zip(table.keys, indices, strict=True)
+        numbers = [
+            ~int(index[1]) if (index := _INDEX.fullmatch(key.keystr)) else known.setdefault(key.keystr, len(known))
+            for key in table.keys
         ]
-        names.append(np.where(table.key_codes == 0, ~table.position, np.array(number_of_key)[table.key_codes]).tolist())
+        names.append(np.where(table.key_codes == 0, ~table.position, np.array(numbers)[table.key_codes]).tolist())
     return names
 
 
@@ -631,8 +581,14 @@ def common_names(left: Side, right: Side, left_row: int, right_row: int) -> tupl
     both = (left, left_row), (right, right_row)
     rows = [side.table.children(row) for side, row in both]
     names = [[side.table.key(row).segment for row in own] for (side, _), own in zip(both, rows, strict=True)]
-    are_mappings = [_is_mapping(*one) for one in both]
-    is_any_builtin = any(are_mappings) or any(id(side.cls(row)) in _SEQUENCES for side, row in both)
+    ids = [id(side.cls(row)) for side, row in both]
+    keystrs = [[side.table.key(row).keystr for row in own] for (side, _), own in zip(both, rows, strict=True)]
+    # A dict, or a library's mapping, whose children have keys like those of a dict
+    are_mappings = [
+        cls in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
+        for cls, keys in zip(ids, keystrs, strict=True)
+    ]
+    is_any_builtin = any(are_mappings) or not _SEQUENCES.isdisjoint(ids)
     n_common, n_least = len({*names[0]} & {*names[1]}), min(map(len, names))
     is_close = 0 < n_least <= 2 * n_common if is_any_builtin else sorted(names[0]) == sorted(names[1]) != []
     if all(are_mappings) or is_close:
@@ -644,13 +600,6 @@ def common_names(left: Side, right: Side, left_row: int, right_row: int) -> tupl
         for (side, _), own in zip(both, rows, strict=True)
     ]
     return ([*range(n_least)], [*range(n_least)]) if counts[0] == counts[1] else None
-
-
-def _is_mapping(side: Side, row: int) -> bool:
-    """Whether a node is a dict, or a library's mapping, whose children have keys like those of a dict."""
-    table = side.table
-    keys = [table.key(child).keystr for child in table.children(row)]
-    return id(side.cls(row)) in _MAPPINGS or (bool(keys) and all(key.startswith("['") for key in keys))
 
 
 def _ends(depth: np.ndarray, parents: list[int]) -> np.ndarray:

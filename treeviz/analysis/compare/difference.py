@@ -122,8 +122,6 @@ _set = object.__setattr__  # makes no `__dict__` yet, which would take most of t
 
 
 class _Text:
-    """A text of an `Unwritten` difference."""
-
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 

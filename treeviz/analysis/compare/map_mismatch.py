@@ -35,11 +35,7 @@ AtLeaf = Callable[[Any, Others], Iterable[tuple[int, Finding]]]
 def map_mismatches(
     tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None, at_leaf: AtLeaf | None = None
 ) -> Differences:
-    """See `treeviz.explain_map`.
-
-    Args:
-      at_leaf: Returns further findings at a leaf of the first tree.
-    """
+    """See `treeviz.explain_map`. `at_leaf` returns further findings at a leaf of the first tree."""
     return _Aligned(is_leaf, at_leaf).run(tree, rest)
 
 
@@ -97,9 +93,7 @@ class _Aligned:
                 return None
             self._visited[key] = node, others
         aligned = [*filter(None, (self._compare(path, node, opened, *other) for other in others))]
-        if not opened.children and not aligned:
-            return None
-        return self._children(path, node, opened, aligned)
+        return self._children(path, node, opened, aligned) if opened.children else None
 
     def _children(self, path: Path, node: Any, opened: Opened, aligned: list) -> Iterator:
         is_leaf = self._opener.is_leaf
@@ -130,24 +124,22 @@ class _Aligned:
                 for finding in found:
                     if not has_keys or (finding[0] == "static" and not _is_of_keys(left_opened)):
                         self._add(path, finding, tree)
-            return tree, self._align(path, node, left_opened, right, right_opened, tree, has_keys)
+            if not is_any(type(node), MAPPINGS) and not has_keys:  # by position, as JAX does
+                n = len(left_opened.children)
+                return tree, right_opened.children[:n] + [_ABSENT] * (n - len(right_opened.children))
+            return tree, self._align(path, node, left_opened, right, right_opened, tree)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a flatten function may raise anything, and so may == and hash of a key
             self._add(path, ("error", "", f"{doing} raised {error_text(error)}", ""), tree)
             return None
 
-    def _align(
-        self, path: Path, node: Any, left_opened: Opened, right: Any, right_opened: Opened, tree: int, has_keys: bool
-    ) -> list:
-        if not is_any(type(node), MAPPINGS) and not has_keys:  # by position, as JAX does
-            n_missing = len(left_opened.children) - len(right_opened.children)
-            return right_opened.children[: len(left_opened.children)] + [_ABSENT] * n_missing
-        if left_opened.keys == right_opened.keys:
+    def _align(self, path: Path, node: Any, opened: Opened, right: Any, right_opened: Opened, tree: int) -> list:
+        if opened.keys == right_opened.keys:
             return right_opened.children
         unmatched = dict(zip(right_opened.keys, right_opened.children, strict=True))
-        aligned = [unmatched.pop(key, _ABSENT) for key in left_opened.keys]
-        for key, child, counterpart in zip(left_opened.keys, left_opened.children, aligned, strict=True):
+        aligned = [unmatched.pop(key, _ABSENT) for key in opened.keys]
+        for key, child, counterpart in zip(opened.keys, opened.children, aligned, strict=True):
             if counterpart is _ABSENT:
                 self._add((path, node, key), ("missing", self._describe(child), "", ""), tree)
         for key, child in unmatched.items():
@@ -225,7 +217,6 @@ class _Leaves:
                     yield tree, ("dtype", str(left_type[1]), str(other_type[1]), hint)
 
     def _type(self, leaf: Any) -> tuple[Any, Any] | None:
-        """The shape and JAX's dtype of an array or number."""
         cls = type(leaf)
         if id(cls) not in self._classes:
             self._classes[id(cls)] = _kind(cls), cls
@@ -235,8 +226,7 @@ class _Leaves:
         given, shape = (kind, ()) if kind in _NUMBERS else (leaf.dtype, leaf.shape)
         if given not in self._dtypes:
             self._dtypes[given] = _jax_dtype(given)
-        dtype = self._dtypes[given]
-        return None if dtype is None else (shape, dtype)
+        return None if self._dtypes[given] is None else (shape, self._dtypes[given])
 
 
 def _kind(cls: type) -> str:

@@ -23,7 +23,7 @@ from treeviz.tree.repeats import similar_facts
 from treeviz.tree.runtime import computed_once
 from treeviz.tree.series import Series
 from treeviz.tree.table import TreeTable, roll, without_unused
-from treeviz.tree.text import count_text, is_any
+from treeviz.tree.text import count_text, counted, is_any
 
 # The notes and the columns of the rows of two trees
 
@@ -47,17 +47,16 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
 
     @computed_once
     def _by_row(self) -> dict[int, list[int]]:
-        """The indices of the differences in each row."""
         by_row: dict[int, list[int]] = {}
         for i, row in enumerate(self._rows):
             by_row.setdefault(row, []).append(i)
         return by_row
 
     def __len__(self) -> int:
-        return len({*self._rows})
+        return len(self._by_row)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(dict.fromkeys(self._rows))
+        return iter(self._by_row)
 
     def __contains__(self, row: object) -> bool:
         return row in self._by_row
@@ -78,7 +77,7 @@ class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
         has_gap = difference.kind in ("value", "NaN") and not self._has_several
         gap = self._found.gaps.get(self._found.rows[i]) if has_gap else None
         details = gap_details(gap, difference.kind, difference.names) if gap is not None else ()
-        details = (*details, ("to convert the first", difference.code)) if difference.code else details
+        details += (("to convert the first", difference.code),) if difference.code else ()
         return Note("differs", text, details=details, severity=difference.kind, sign=difference.kind)
 
 
@@ -94,24 +93,29 @@ def difference_columns(
       details: For several trees: the whole text of each difference, not only its kind.
     """
     n, differences = len(words), found.differences
+
+    def texts(name: str, title: str, pairs: Iterable[tuple[int, str]], about: str) -> Column:
+        return _lazy_column(name, title, lambda: _write(pairs, [""] * n, " · "), about)
+
     columns = [_kinds(found, rows, shown, words)]
     if found.n_trees > 1:
         about = "What differs from the first tree"
         text_of = (lambda it: str(it) if it.kind == "extra" else it.text) if details else lambda it: it.kind
         for tree in sorted({difference.tree for difference in differences}):
-            texts = [(row, text_of(it)) for row, it in zip(rows, differences, strict=True) if it.tree == tree]
-            columns.append(_texts(f"tree{tree}", f"tree {tree}", texts, n, about))
+            own = [(row, text_of(it)) for row, it in zip(rows, differences, strict=True) if it.tree == tree]
+            columns.append(texts(f"tree{tree}", f"tree {tree}", own, about))
     elif differences:
         for side, name in zip(("left", "right"), Difference.names, strict=True):
-            texts = zip(rows, map(attrgetter(side), differences), strict=True)
-            columns.append(_texts(side, name, texts, n, "What stands there"))
+            columns.append(
+                texts(side, name, zip(rows, map(attrgetter(side), differences), strict=True), "What stands there")
+            )
     if found.layers:
-        texts = []
+        of_layers = []
         for row, layers in found.layers.items():
             most = len(layers) if details else _MOST_LAYERS
             more = f" … {len(layers) - most:,} more" if len(layers) > most else ""
-            texts.append((int(shown[row]), ", ".join(map(str, layers[:most])) + more))
-        columns.append(_texts("layers", "layers", texts, n, "The layers that differ, of an array of all layers"))
+            of_layers.append((int(shown[row]), ", ".join(map(str, layers[:most])) + more))
+        columns.append(texts("layers", "layers", of_layers, "The layers that differ, of an array of all layers"))
     return [*columns, *_numbers(table, found, shown)] if found.gaps else columns
 
 
@@ -125,17 +129,15 @@ def _numbers(table: TreeTable, found: Found, shown: np.ndarray) -> list[Column]:
     is_nan = np.zeros(len(table), bool)
     is_nan[rows[gaps.n_nan > 0]] = True  # the greatest difference
     is_nan = table.roll(is_nan, "any") if is_nan.any() else None
+    about, outside = (
+        f"The greatest |{first} - {second}|",
+        "Elements outside of the tolerance, in arrays of the same shape",
+    )
     return [
-        Column("delta", "max |Δ|", delta, None, "number", "max", f"The greatest |{first} - {second}|", is_nan),
-        Column(
-            "relative", "max |Δ| ÷ |x|", relative, None, "number", "max",
-            f"The greatest |{first} - {second}| ÷ |{second}|", is_nan,
-        ),
-        Column(
-            "differ", "differ", count, format="count", rollup="sum",
-            help="Elements outside of the tolerance, in arrays of the same shape",
-        ),
-    ]  # fmt: skip
+        Column("delta", "max |Δ|", delta, None, "number", "max", about, is_nan),
+        Column("relative", "max |Δ| ÷ |x|", relative, None, "number", "max", f"{about} ÷ |{second}|", is_nan),
+        Column("differ", "differ", count, format="count", rollup="sum", help=outside),
+    ]
 
 
 def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarray) -> Column:
@@ -150,10 +152,6 @@ def _kinds(found: Found, rows: Sequence[int], shown: np.ndarray, words: np.ndarr
         return cells
 
     return _lazy_column("diff", "diff", write, "What kind of difference, or none")
-
-
-def _texts(name: str, title: str, texts: Iterable[tuple[int, str]], n: int, about: str) -> Column:
-    return _lazy_column(name, title, lambda: _write(texts, [""] * n, " · "), about)
 
 
 def _write(texts: Iterable[tuple[int, str]], cells: list[str], separator: str) -> list[str]:
@@ -222,9 +220,8 @@ def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
       steps: The step of each of the others.
     """
     table = first.table
-    shape = len(table), len(steps)
-    changes, sizes = np.full(shape, np.nan), np.full(shape, np.nan)
-    nonfinite = np.zeros(shape, bool)
+    changes, sizes = np.full((2, len(table), len(steps)), np.nan)
+    nonfinite = np.zeros(changes.shape, bool)
     leaves, n_added = [row.number for row in table.leaves], 0
     known, moved = np.zeros((2, len(leaves), len(steps)), bool)
     for i, other in enumerate(others):
@@ -342,20 +339,19 @@ def same_values(left: Side, found: Found) -> tuple[str, ...]:
         differ |= {row} if gap is not None else set()
         sizes += [(math.inf if gap.n_nan else gap.max_abs, row)] if isinstance(gap, ValueDifference) else []
     n = len(rows) - len(differ)
-    text = f"same values under other names: {n:,} of {len(rows):,} {'array' if len(rows) == 1 else 'arrays'}"
+    text = f"same values under other names: {n:,} of {counted(len(rows), 'array')}"
     text += f"; largest gap: {left.table[max(sizes)[1]].keystr}" if sizes else ""
     return (text,) if rows else ()
 
 
 def headline(kinds: Sequence[tuple[str, int]], n_same: int, n_unknown: int, *, values: bool) -> tuple[str, ...]:
     """ "3 differences: 2 value, 1 shape", "145 leaves are the same"."""
-    counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds)
-    n = sum(n for _, n in kinds)
-    differences = f"{n:,} {'difference' if n == 1 else 'differences'}: {counts}" if n else "no difference"
+    counts, n = ", ".join(f"{n:,} {kind}" for kind, n in kinds), sum(n for _, n in kinds)
+    differences = f"{counted(n, 'difference')}: {counts}" if n else "no difference"
     exception = "" if values else " except values, which were not compared"
     same = f"{count_text(n_same)} {'leaf is' if n_same == 1 else 'leaves are'} the same{exception}"
-    unknown = f"not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}"
-    return (differences, *([same] if n_same else []), *([unknown] if n_unknown else []))
+    unknown = f"not compared further in {counted(n_unknown, 'place')}"
+    return (differences, *[same] * bool(n_same), *[unknown] * bool(n_unknown))
 
 
 def count_kinds(found: Sequence[Found]) -> list[tuple[str, int]]:
@@ -398,16 +394,14 @@ class _Merging:
             new_codes = [self._facts.setdefault(one, len(self._facts)) for one in without_static]
             facts[is_own] = np.array(new_codes, np.int64)[table.fact_codes[rows]]
             codes, positions = table.key_codes[rows].astype(np.int64), table.position[rows]
+            known = np.array([self._keys.setdefault(key, len(self._keys)) for key in table.keys])[codes]
             # An index becomes a key, since rows of the other tree may come before it.
             indexed = np.flatnonzero(codes == 0)
-            distinct, first = np.unique(positions[indexed], return_index=True)
-            firsts = rows[indexed[first]].tolist()
-            index_keys = {index: table.key(row) for index, row in zip(distinct.tolist(), firsts, strict=True)}
-            known = [self._keys.setdefault(key, len(self._keys)) for key in table.keys]
-            indices = np.zeros(max(index_keys, default=0) + 1, np.int64)
-            for index, key in index_keys.items():
-                indices[index] = self._keys.setdefault(key, len(self._keys))
-            keys[is_own] = np.where(codes == 0, indices[np.where(codes == 0, positions, 0)], np.array(known)[codes])
+            _, first, index = np.unique(positions[indexed], return_index=True, return_inverse=True)
+            firsts = [table.key(row) for row in rows[indexed[first]].tolist()]
+            own = np.array([self._keys.setdefault(key, len(self._keys)) for key in firsts], np.int64)
+            known[indexed] = own[index]
+            keys[is_own] = known
         all_facts, known, ways = [*self._facts], dict[tuple[int, Any], int](), self._ways()
         for at in np.flatnonzero(self._kept | self._unknown).tolist():
             code, way = int(facts[at]), ways.get(at) or (self._found.not_compared.get(at, ""),)
@@ -504,12 +498,10 @@ class _Merging:
         return codes
 
     def _run_code(self, at: int, n: int, is_row: bool, leaves: int, elements: int, n_bytes: int, n_unknown: int) -> int:
-        """The code of the facts of a run of `n` siblings."""
         text = "the same" if n == 1 else f"{n:,} are the same"
-        if n_unknown and n == 1 and is_row:
-            text = f"not compared: {self._found.not_compared[at]}"
-        elif n_unknown:
-            first_reason = self._found.not_compared[at + int(np.argmax(self._unknown[at:]))]
-            text += f", not compared further in {n_unknown:,} {'place' if n_unknown == 1 else 'places'}: {first_reason}"
+        if n_unknown:
+            reason = self._found.not_compared[at + int(np.argmax(self._unknown[at:]))]  # the first
+            text += f", not compared further in {counted(n_unknown, 'place')}: {reason}"
+            text = f"not compared: {reason}" if n == 1 and is_row else text
         facts = Facts(SAME, text, False, leaves, elements, n_bytes)
         return self._facts.setdefault(facts, len(self._facts))

@@ -32,6 +32,7 @@ from treeviz.tree.text import guarded, is_any
 _ALONE = ("missing", "extra")
 _STRUCTURAL = (*_ALONE, "type", "none", "leaf")
 _KINDS = (*_STRUCTURAL, "length", "static", "shape")  # kinds of differences that a rearrangement may cause
+_OF_ARRAYS = ("value", "NaN", "shape")
 _MOST_CHILDREN = 500  # children of a node that are compared with each other
 _MOST_ELEMENTS = 2_000  # of all lists that are searched for moved elements
 _MOST_PLACES = 3  # that a hint names
@@ -91,40 +92,34 @@ def with_hints(
         if gets_hint:
             hinted.add(at)
     found = found._replace(differences=differences)
-    return _with_mapped(trees, found, rtol, atol, mapping, only_values) if values else found
+    if not values:
+        return found
+    pairs = None
+    if only_values:  # arrays that have a counterpart with other values are matched again
+        both = {trees.pair(at): at for at, kind in zip(found.rows, found.kinds, strict=True) if kind in _OF_ARRAYS}
+        pairs = [
+            pair
+            for pair in both
+            if all(t.facts[t.fact_codes[row]].shape is not None for t, row in zip(trees.tables, pair, strict=True))
+        ]
+        for alone, own in zip(trees.are_alone, zip(*pairs, strict=True), strict=False):
+            alone[[*own]] = True
+    dtypes = {FLOATS[it.dtype] for table in trees.tables for it in table.facts if it.dtype in FLOATS}
+    arrays = Values((left.nodes, right.nodes), dtypes)
+    matches = same_values(trees, arrays, [] if mapping is None else given_matches(trees, arrays, mapping), pairs)
+    mapped = [gap for match in matches for gap in arrays.compare(match, rtol, atol)]
+    return _with_mapped(trees, found._replace(mapped=mapped, matches=matches), only_values)
 
 
-def _with_mapped(
-    trees: Trees,
-    found: Found,
-    rtol: float,
-    atol: float,
-    mapping: Mapping | Callable[[str], Any] | None,
-    only_values: bool,
-) -> Found:
+def _with_mapped(trees: Trees, found: Found, only_values: bool) -> Found:
     """The differences with those of arrays that have other names in the other tree.
 
     Args:
-      only_values: Without all other differences, but for arrays that only one tree has. Arrays that have a counterpart
-        with other values are matched again.
+      only_values: Without all other differences, but for arrays that only one tree has.
     """
     rows, unknown, gaps = [*zip(found.rows, found.kinds, found.differences, strict=True)], {**found.not_compared}, {}
-    pairs = None
-    if only_values:
-        both = [(trees.pair(at), at) for at, kind, _ in rows if kind in ("value", "NaN", "shape")]
-        pairs = [
-            pair
-            for pair, _ in dict(both).items()
-            if all(t.facts[t.fact_codes[row]].shape is not None for t, row in zip(trees.tables, pair, strict=True))
-        ]
-        rows = [it for it in rows if it[1] == "error"]
-        for alone, own in zip(trees.are_alone, zip(*pairs, strict=True), strict=False):
-            alone[[*own]] = True
-    dtypes = {np.dtype(FLOATS[it.dtype]) for table in trees.tables for it in table.facts if it.dtype in FLOATS}
-    values = Values((trees.sides[0].nodes, trees.sides[1].nodes), dtypes)
-    matches = same_values(trees, values, [] if mapping is None else given_matches(trees, values, mapping), pairs)
-    mapped = [gap for match in matches for gap in values.compare(match, rtol, atol)]
-    paths = [table.keystrs() for table in trees.tables]
+    rows = [it for it in rows if it[1] == "error" or not only_values]
+    mapped, paths = found.mapped, [table.keystrs() for table in trees.tables]
     for row, other, gap, text in mapped:
         at = int(trees.at[0][row])
         place = f"is {paths[1](other)} in the other{', ' * bool(text)}{text}"
@@ -156,8 +151,6 @@ def _with_mapped(
         rows=[it[0] for it in rows],
         gaps=Gaps(gaps, []) if only_values else found.gaps.with_more(gaps),
         not_compared=unknown,
-        mapped=mapped,
-        matches=matches,
     )
 
 
@@ -252,18 +245,12 @@ class Trees:
         """bool[n] for each tree: the rows that moved: each tree has their name and structure once, elsewhere."""
         words = [words_of(segment)[0] for segment in self.segments]
         identifies = np.array([not (word.isdecimal() or word in _OF_ALL) for word in words])
-        rows = [
-            np.flatnonzero(alone & (names >= 0) & identifies[np.maximum(names, 0)])
-            for alone, names in zip(self.are_alone, self.names, strict=True)
-        ]
-        keys = [
-            _mix(prints[chosen] + _mix(names[chosen]))
-            for prints, names, chosen in zip(self.prints, self.names, rows, strict=True)
-        ]
-        moved = []
-        for table, chosen, once in zip(self.tables, rows, _match_keys(*keys)[:2], strict=True):
-            moved.append(np.zeros(len(table), bool))
-            moved[-1][chosen[once]] = True
+        rows, keys, moved = [], [], [np.zeros(len(table), bool) for table in self.tables]
+        for alone, names, prints in zip(self.are_alone, self.names, self.prints, strict=True):
+            rows.append(chosen := np.flatnonzero(alone & (names >= 0) & identifies[np.maximum(names, 0)]))
+            keys.append(_mix(prints[chosen] + _mix(names[chosen])))
+        for own, chosen, once in zip(moved, rows, _match_keys(*keys)[:2], strict=True):
+            own[chosen[once]] = True
         return moved
 
 
@@ -304,7 +291,11 @@ def elements(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     The first difference in each moved element says where it is in the other tree.
     """
     differing, hints, n_left, end = np.array(sorted(rows)), dict[int, Hint](), _MOST_ELEMENTS, 0
-    for at in _lists(trees, differing):
+    both = np.flatnonzero((trees.own[0] != NONE) & (trees.own[1] != NONE))
+    for table, own in zip(trees.tables, trees.own, strict=True):
+        first = own[both] + 1
+        both = both[(table.end[own[both]] > first) & (np.append(table.key_codes, 1)[first] == 0)]  # an index: a list
+    for at in both[np.searchsorted(differing, trees.aligned.end[both]) > np.searchsorted(differing, both)].tolist():
         pair = trees.pair(at)
         lists = [table.children(row) for table, row in zip(trees.tables, pair, strict=True)]
         n = len(lists[0])
@@ -328,15 +319,6 @@ def elements(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     return hints
 
 
-def _lists(trees: Trees, differing: np.ndarray) -> list[int]:
-    """The aligned rows of lists that differ, or have a difference inside."""
-    at = np.flatnonzero((trees.own[0] != NONE) & (trees.own[1] != NONE))
-    for table, own in zip(trees.tables, trees.own, strict=True):
-        rows = own[at]
-        at = at[(table.end[rows] > rows + 1) & (np.append(table.key_codes, 1)[rows + 1] == 0)]  # an index
-    return at[np.searchsorted(differing, trees.aligned.end[at]) > np.searchsorted(differing, at)].tolist()
-
-
 def _first_values(side: Side, row: int) -> tuple[Any, ...]:
     """The first values of the first leaves of a subtree, if they are quick to read."""
 
@@ -357,7 +339,6 @@ def _has_arrays(table: TreeTable, row: int) -> bool:
 
 
 def _inserted(left: list[Any], right: list[Any]) -> str:
-    """Which elements of a list were inserted or removed, unless they are the last ones."""
     n = min(len(left), len(right))
     if left[:n] == right[:n]:
         return ""
@@ -366,9 +347,10 @@ def _inserted(left: list[Any], right: list[Any]) -> str:
     kinds = {kind for kind, *_ in changes}
     if len(changes) > _MOST_PLACES or kinds not in ({"insert"}, {"delete"}):
         return ""
-    places = [change[3:] if kinds == {"insert"} else change[1:3] for change in changes]
+    is_new = kinds == {"insert"}
+    places = [change[3:] if is_new else change[1:3] for change in changes]
     text = ", ".join(f"[{start}]" if end == start + 1 else f"[{start}:{end}]" for start, end in places)
-    return f"{'inserted' if kinds == {'insert'} else 'removed'} at {text}?"
+    return f"{'inserted' if is_new else 'removed'} at {text}?"
 
 
 def _places(left: list[Any], right: list[Any], have_arrays: list[bool], is_sure: bool) -> dict[int, int]:
@@ -393,20 +375,17 @@ def _moved_hints(
     places: dict[int, int], children: list[int], trees: Trees, differing: np.ndarray, is_sure: bool, code: str
 ) -> dict[int, Hint]:
     come_from, hints = {to: i for i, to in places.items()}, {}
-    for i, child in enumerate(children):
-        n = int(np.searchsorted(differing, child))
-        if i in places and n < len(differing) and differing[n] < trees.aligned.end[child]:
-            at = int(differing[n])
-            is_own = at == child
-            text = f"{'' if is_own else f'[{i}] '}moved to [{places[i]}]"
-            if i in come_from:
-                text += f", and [{come_from[i]}] to {'here' if is_own else f'[{i}]'}"
+    first = np.append(differing, NONE)[np.searchsorted(differing, children)].tolist()  # the next difference
+    for i, to in sorted(places.items()):
+        if NONE != (at := first[i]) < trees.aligned.end[children[i]]:
+            place = "" if at == children[i] else f"[{i}]"
+            text = f"{place} moved to [{to}]".lstrip()
+            text += f", and [{come_from[i]}] to {place or 'here'}" if i in come_from else ""
             hints[at], code = Hint(text + "?" * (not is_sure), code), ""
     return hints
 
 
 def _moving_code(places: dict[int, int], node: str, cls: type, n: int) -> str:
-    """Python that reorders all elements of a list."""
     if (cls is not list and cls is not tuple) or sorted(places) != sorted(places.values()):
         return ""
     order = [*({i: i for i in range(n)} | {to: i for i, to in places.items()}).values()]
@@ -459,19 +438,15 @@ def _as_stack(trees: Trees, side: int, row: int, stack: int, *, is_list: bool = 
 def _axes_of_stack(stacks: TreeTable, stack: int, table: TreeTable, layer: int, n: int) -> set[int]:
     """The axes along which a subtree may be a stack: its structure is a layer's, its arrays have one more axis."""
     size, axes = int(table.end[layer]) - layer, set[int]()
-    if int(stacks.end[stack]) - stack != size:
-        return axes
-    for i in range(size):
+    for i in range(size if int(stacks.end[stack]) - stack == size else 0):
         whole, one = (t.facts[t.fact_codes[row + i]] for t, row in ((stacks, stack), (table, layer)))
         if whole.is_leaf != one.is_leaf or (i and stacks.key(stack + i).segment != table.key(layer + i).segment):
             return set()
         if one.is_leaf:
-            if one.shape is None or whole.shape is None or one.dtype != whole.dtype:
-                return set()
-            fitting = {*_axes_of_layers(whole.shape, n, one.shape)}
-            axes = axes & fitting if axes else fitting
-            if not axes:
-                return axes
+            are_alike = one.shape is not None and whole.shape is not None and one.dtype == whole.dtype
+            fitting = {*_axes_of_layers(whole.shape, n, one.shape)} if are_alike else set()  # type: ignore[arg-type]
+            if not (axes := axes & fitting if axes else fitting):
+                break
     return axes
 
 
@@ -491,13 +466,11 @@ def renamed(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     wanted, hints, texts = {at for at in rows if trees.kinds[at] in _ALONE}, dict[int, Hint](), dict[Any, Any]()
     nodes = trees.sides[0].nodes
     for left, right, is_turned in _siblings(trees) if wanted else ():
-        pairs = zip(left.tolist(), right.tolist(), strict=True)
         arrays = (*trees.at, trees.tables[0].parent, *trees.names)
-        sides = (left, right, left, left, right)
-        columns = [array[side].tolist() for array, side in zip(arrays, sides, strict=True)]
-        are_large = (trees.count(0, left) >= _LEAST).tolist()
-        for pair, at, other_at, parent, *names, is_large in zip(pairs, *columns, are_large, strict=True):
-            is_dict = is_any(type(nodes[parent]), MAPPINGS)
+        columns = [array[own].tolist() for array, own in zip(arrays, (left, right, left, left, right), strict=True)]
+        columns += [left.tolist(), right.tolist(), (trees.count(0, left) >= _LEAST).tolist()]
+        for at, other_at, parent, *names, left_row, right_row, is_large in zip(*columns, strict=True):
+            pair, is_dict = (left_row, right_row), is_any(type(nodes[parent]), MAPPINGS)
             key = (*names, is_large, is_dict)
             if key not in texts:
                 texts[key] = _renamed_texts(trees, pair, is_turned, is_dict, is_large)
@@ -537,21 +510,22 @@ def _siblings(trees: Trees) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
 def _matched_by_ends(trees: Trees, left: list[int], right: list[int]) -> list[tuple[int, int]]:
     """The pairs of siblings in which one name ends with the other."""
     names = [[trees.tables[side].key(row).segment for row in rows] for side, rows in enumerate((left, right))]
-    candidates = [[j for j, other in enumerate(names[1]) if _ends_match(name, other)] for name in names[0]]
-    n_candidates = Counter(j for matches in candidates for j in matches)
-    return [
-        (left[i], right[matches[0]])
-        for i, matches in enumerate(candidates)
-        if len(matches) == 1 and n_candidates[matches[0]] == 1
-    ]
+    others = [*zip(right, names[1], strict=True)]
+    candidates = [[row for row, other in others if _ends_match(name, other)] for name in names[0]]
+    n_times = Counter(chain.from_iterable(candidates))
+    matches = zip(left, candidates, strict=True)
+    return [(row, rows[0]) for row, rows in matches if len(rows) == 1 and n_times[rows[0]] == 1]
 
 
 def _renamed_texts(
     trees: Trees, rows: tuple[int, int], is_turned: bool, is_dict: bool, is_large: bool
 ) -> tuple[str, Hint] | None:
     left, right = (table.key(row) for table, row in zip(trees.tables, rows, strict=True))
-    if not is_large and not _names_match(left.segment, right.segment):
-        return None
+    words = [words_of(key.segment) for key in (left, right)]
+    one, other = ("".join(word for word in own if word not in _OF_ALL) for own in words)
+    may_match = one and other and (_ends_match(one, other) or one.startswith(other) or other.startswith(one))
+    if not is_large and not (may_match if one and other else words[0][-1] == words[1][-1]):
+        return None  # names of different arrays, unlike "kernel" and "weight"
     are_indices = all(key.keystr == f"[{key.segment}]" for key in (left, right))
     verb, suffix = "moved" if are_indices and not is_dict else "renamed", ", and transposed" * is_turned
     return f"{verb} to {right.keystr}{suffix}?", Hint(f"{verb} from {left.keystr}{suffix}?")
@@ -561,16 +535,7 @@ def _ends_match(left: str, right: str) -> bool:
     return left.endswith(right) or right.endswith(left)
 
 
-def _names_match(one: str, another: str) -> bool:
-    """Whether two names may mean the same array: "kernel" and "weight"."""
-    first, other = ("".join(word for word in words_of(name) if word not in _OF_ALL) for name in (one, another))
-    if first and other:
-        return _ends_match(first, other) or first.startswith(other) or other.startswith(first)
-    return words_of(one)[-1] == words_of(another)[-1]
-
-
 def _renaming(tables: tuple[TreeTable, TreeTable], rows: tuple[int, int], is_turned: bool) -> str:
-    """Python that renames a child of a dict in the first tree."""
     node = tables[0][int(tables[0].parent[rows[0]])].expression
     old, new = (table.key(row).keystr for table, row in zip(tables, rows, strict=True))
     popped = f"{node}.pop({old[1:-1]})"
@@ -584,11 +549,10 @@ def elsewhere(trees: Trees, rows: list[int]) -> dict[int, Hint]:
     """The only other place of a subtree that has several leaves, or a unique name or structure."""
     hints, rows = dict[int, Hint](), sorted({*rows} & {*trees.apart})
     for side in (1, 0):  # the hint of the first tree wins
-        own, alone = trees.own[side][rows], [np.flatnonzero(rows_of_side) for rows_of_side in trees.are_alone]
-        orders = [
-            rows_of_side[np.argsort(prints[rows_of_side], kind="stable")]
-            for rows_of_side, prints in zip(alone, trees.prints, strict=True)
-        ]
+        own, orders = trees.own[side][rows], []
+        for alone, prints in zip(trees.are_alone, trees.prints, strict=True):
+            rows_alone = np.flatnonzero(alone)
+            orders.append(rows_alone[np.argsort(prints[rows_alone], kind="stable")])
         known = [prints[order] for prints, order in zip(trees.prints, orders, strict=True)]
         first, end = (np.searchsorted(known[1 - side], trees.prints[side][own], way) for way in ("left", "right"))
         for i in np.flatnonzero((own > 0) & (end > first) & (end <= first + 2)).tolist():
@@ -622,6 +586,10 @@ class _Array(NamedTuple):
     words: tuple[str, ...]  # of its path; for layers without their number
     shape: tuple[int, ...]
     depth: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 class _Pair(NamedTuple):
@@ -718,21 +686,19 @@ def _arrays(table: TreeTable, rows: Iterable[int]) -> list[_Array]:
     names = [".".join(key.segment for key in table.path(row)) for row in rows]
     words, own = [*map(words_of, names)], [tuple(_WORDS.sub(".", name).lower().split(".")) for name in names]
     n = Counter(words)  # a kernel next to a scale is not a synonym of it
-    return [
-        _Array((row,), a if n[a] == 1 else b, table.facts[table.fact_codes[row]].shape or (), int(table.depth[row]))
-        for row, a, b in zip(rows, words, own, strict=True)
-    ]
+    shapes = (table.facts[code].shape or () for code in table.fact_codes[rows].tolist())
+    words = (a if n[a] == 1 else b for a, b in zip(words, own, strict=True))
+    return [*map(_Array, ((row,) for row in rows), words, shapes, table.depth[rows].tolist())]
 
 
 def _pairs(left: list[_Array], right: list[_Array]) -> list[_Pair]:
     """Match arrays by the ends of their paths and their shapes; then stacks and their layers."""
     pairs = _by_ends(left, right)
     for side in (0, 1):
-        taken = [{row for pair in pairs for row in pair.arrays[k].rows} for k in (0, 1)]
-        rest = [
-            [array for array in arrays if array.rows[0] not in done]
-            for arrays, done in zip((left, right), taken, strict=True)
-        ]
+        rest = []
+        for k, arrays in enumerate((left, right)):
+            taken = {row for pair in pairs for row in pair.arrays[k].rows}
+            rest.append([array for array in arrays if array.rows[0] not in taken])
         rest[side] = _layers(rest[side])
         pairs += _by_ends(*rest)
     axes = [{*pair.axes} for pair in pairs if pair.axes]
@@ -756,29 +722,31 @@ def _layers(arrays: list[_Array]) -> list[_Array]:
 
 def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
     """Pairs with enough common last words to be the only two, and with fitting shapes."""
-    pairs: list[_Pair] = []
-    columns = [zip(*(array.words for array in arrays), strict=False) for arrays in (left, right)]
+    pairs, rest = list[_Pair](), [left, right]
+    columns = [zip(*(array.words for array in arrays), strict=False) for arrays in rest]
     starts = [tuple(words[0] for words in takewhile(lambda words: len({*words}) == 1, it)) for it in columns]
     for n_words in range(max((len(array.words) for array in (*left, *right)), default=0), 0, -1):
-        ends: list[dict[tuple[str, ...], list[_Array]]] = []
-        for arrays in (left, right):
-            ends.append(defaultdict(list))
-            for array in arrays:
-                if len(array.words) >= n_words:
-                    ends[-1][array.words[-n_words:]].append(array)
+        ends = [_grouped_by_end(arrays, n_words) for arrays in rest]
         for end, left_arrays in ends[0].items():
             one, another = _only_original(left_arrays), _only_original(ends[1].get(end, []))
-            if one and another and not all(word.isdecimal() for word in end):
-                rests = [array.words[:-n_words] for array in (one, another)]
-                is_whole = not all(rests) and all(
-                    words == start[: len(words)] for words, start in zip(rests, starts, strict=True)
-                )
-                pair = _pair(one, another, is_whole=is_whole and n_words > 1 and one.depth != another.depth)
+            if one and another and not all(map(str.isdecimal, end)):
+                above = [array.words[:-n_words] for array in (one, another)]
+                is_whole = n_words > 1 and one.depth != another.depth and not all(above)
+                is_whole &= all(words == start[: len(words)] for words, start in zip(above, starts, strict=True))
+                pair = _pair(one, another, is_whole=is_whole)
                 pairs += [pair] if pair else []
-        taken = [{pair.arrays[side].rows for pair in pairs} for side in (0, 1)]
-        left = [array for array in left if array.rows not in taken[0]]
-        right = [array for array in right if array.rows not in taken[1]]
+        for side in (0, 1):
+            taken = {pair.arrays[side].rows for pair in pairs}
+            rest[side] = [array for array in rest[side] if array.rows not in taken]
     return pairs
+
+
+def _grouped_by_end(arrays: list[_Array], n_words: int) -> dict[tuple[str, ...], list[_Array]]:
+    ends = defaultdict(list)
+    for array in arrays:
+        if len(array.words) >= n_words:
+            ends[array.words[-n_words:]].append(array)
+    return ends
 
 
 def _only_original(arrays: list[_Array]) -> _Array | None:
@@ -805,20 +773,19 @@ def _pair(left: _Array, right: _Array, axis: int | None = None, *, is_whole: boo
 
 def _turned(tables: tuple[TreeTable, TreeTable], pairs: Sequence[_Pair]) -> dict[_Pair, bool | None]:
     """Whether each pair is transposed; square arrays follow the others with their names, or get None."""
-    segments = [
-        [table.key(array.rows[0]).segment for table, array in zip(tables, pair.arrays, strict=True)] for pair in pairs
-    ]
-    names = [tuple(re.split(r"[./]", segment)[-1] for segment in both) for both in segments]
     by_names: dict[tuple[str, ...], set[bool]] = defaultdict(set)
-    for pair, name in zip(pairs, names, strict=True):
+    of_others: list[set[bool]] = []  # of each pair
+    for pair in pairs:
+        keys = (table.key(array.rows[0]) for table, array in zip(tables, pair.arrays, strict=True))
+        of_others.append(by_names[tuple(re.split(r"[./]", key.segment)[-1] for key in keys)])
         left, right = pair.shapes
         if left != left[::-1] and sorted(left) == sorted(right):
-            by_names[name].add(left != right)
+            of_others[-1].add(left != right)
     turned: dict[_Pair, bool | None] = {}
-    for pair, name in zip(pairs, names, strict=True):
-        (left, right), of_others = pair.shapes, by_names[name]
-        turned[pair] = max(of_others) if len(of_others) == 1 else None
-        if left != right or left != left[::-1] or len(left) < 2 or not of_others:
+    for pair, known in zip(pairs, of_others, strict=True):
+        left, right = pair.shapes
+        turned[pair] = max(known) if len(known) == 1 else None
+        if left != right or left != left[::-1] or len(left) < 2 or not known:
             turned[pair] = sorted(left) == sorted(right) and left != right
     return turned
 
@@ -833,34 +800,31 @@ class _Evidence:
         self._words, self._known = words, set[tuple[Any, Any]]()
 
     def add(self, left: int, right: int) -> None:
-        one, other = self._names(left, right)
-        self._known.update(product(_beginnings(one), _beginnings(other)))
-        self._known.add((_pattern(one)[0], _pattern(other)[0]))
+        self._known.update(self._beginnings(left, right))
+        self._known.add(self._patterns(left, right)[0])
 
     def score(self, left: int, right: int) -> float:
-        one, other = names = self._names(left, right)
-        above = max((len(a) + len(b) for a, b in product(*map(_beginnings, names)) if (a, b) in self._known), default=0)
-        has_same_numbers = _pattern(one)[1] == _pattern(other)[1]
+        one, other = self._words[0][left], self._words[1][right]
+        above = max((len(a) + len(b) for a, b in {*self._beginnings(left, right)} & self._known), default=0)
         has_same_last = words_of(".".join(one[-1:])) == words_of(".".join(other[-1:]))
         common = len({*one} & {*other}) / max(len(one), len(other))
+        has_same_numbers = self._patterns(left, right)[1]
         return self.are_alike(left, right) * 100 + above + 2 * has_same_numbers + has_same_last + common
 
     def are_alike(self, left: int, right: int) -> bool:
         """Whether other layers have the same two names."""
-        patterns = [_pattern(name) for name in self._names(left, right)]
-        return patterns[0][1] == patterns[1][1] and tuple(pattern for pattern, _ in patterns) in self._known
+        patterns, has_same_numbers = self._patterns(left, right)
+        return has_same_numbers and patterns in self._known
 
-    def _names(self, left: int, right: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self._words[0][left], self._words[1][right]
+    def _beginnings(self, *rows: int) -> Iterator[tuple[Any, ...]]:
+        both = (words[row] for words, row in zip(self._words, rows, strict=True))
+        return product(*([words[:n] for n in range(max(1, len(words) - 4), len(words))] for words in both))
 
-
-def _beginnings(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    return [words[:n] for n in range(max(1, len(words) - 4), len(words))]
-
-
-def _pattern(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words with "*" for numbers, and the numbers."""
-    return tuple("*" if word.isdecimal() else word for word in words), tuple(filter(str.isdecimal, words))
+    def _patterns(self, *rows: int) -> tuple[tuple[Any, ...], bool]:
+        """Both names with "*" for numbers, and whether these are the same."""
+        both = [words[row] for words, row in zip(self._words, rows, strict=True)]
+        patterns = tuple([tuple("*" if word.isdecimal() else word for word in words) for words in both])
+        return patterns, len({tuple(filter(str.isdecimal, words)) for words in both}) == 1
 
 
 def same_values(
@@ -906,15 +870,15 @@ def same_values(
                 if one in free[0] and other in free[1] and least(one, other):
                     take([Part((one,))], [Part((other,))])
 
-    by_values = _grouped(free, lambda side, array: (_size(array), _digest(values, side, array.rows)))
+    by_values = _grouped(free, lambda side, array: (array.size, _digest(values, side, array.rows)))
     pair_up((group for group in by_values if len(group[0]) == len(group[1]) == 1), lambda *_: True)
     for sides in _joined(free, values, known):
         take(*sides)
     pair_up(by_values, lambda *_: True)
     for left, right in pairs or ():
-        if {left} <= free[0].keys() and {right} <= free[1].keys() and _size(free[0][left]) == _size(free[1][right]):
+        if {left} <= free[0].keys() and {right} <= free[1].keys() and free[0][left].size == free[1][right].size:
             take([Part((left,))], [Part((right,))])
-    by_size = lambda: _grouped(free, lambda _, array: _size(array))  # noqa: E731
+    by_size = lambda: _grouped(free, lambda _, array: array.size)  # noqa: E731
     pair_up(by_size(), known.are_alike)
     pair_up(by_size(), lambda one, other: values.likeness(one, other) >= _LIKE)
     named = _pairs(*([*own.values()] for own in free))
@@ -924,7 +888,7 @@ def same_values(
         else:
             take(*([Part(array.rows, pair.axis if len(array.rows) == 1 else None)] for array in pair.arrays))
     for side, own in enumerate(free):  # tied weights: what the other tree has once
-        table, sizes = trees.tables[1 - side], {_size(array) for array in own.values()}
+        table, sizes = trees.tables[1 - side], {array.size for array in own.values()}
         others = {}
         for row in np.flatnonzero(_is_array(table)).tolist() if own else ():
             if math.prod(table[row].shape or ()) in sizes:
@@ -1023,17 +987,12 @@ def _matching(names: dict[str, int], pattern: str) -> dict[tuple[str, ...], int]
     return dict(sorted(found.items(), key=lambda it: [(len(star) * star.isdecimal(), star) for star in it[0]]))
 
 
-def _size(array: _Array) -> int:
-    return math.prod(array.shape)
-
-
 def _digest(values: Values, side: int, rows: Sequence[int], axis: int | None = None) -> tuple[int, ...] | None:
     digests = [values.digests(side, row, axis) for row in rows]
     return None if any(it is None for it in digests) else tuple(np.concatenate(digests).tolist())  # type: ignore[arg-type]
 
 
 def _grouped(free: list[dict[int, _Array]], key_of: Callable[[int, _Array], Any]) -> list[tuple[list[int], list[int]]]:
-    """The rows of both trees with equal keys."""
     groups: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, own in enumerate(free):
         for row, array in own.items():
@@ -1053,7 +1012,7 @@ def _joined(free: list[dict[int, _Array]], values: Values, known: _Evidence) -> 
     for side in (0, 1):
         parts = []  # (part, its words, the size of a layer, the digest of each layer)
         for array in (*free[side].values(), *layers[side]):
-            size = _size(array)
+            size = array.size
             axes = [k for k, n in enumerate(array.shape) if n in sizes and len(array.rows) == 1]
             for axis in (None, *axes):
                 digests = _digest(values, side, array.rows, axis)
@@ -1083,7 +1042,7 @@ def _joined(free: list[dict[int, _Array]], values: Values, known: _Evidence) -> 
     for side in (0, 1):  # of parts that are joined once, at least one must be the same
         by_size = defaultdict(list)
         for row, array in free[side].items():
-            by_size[_size(array)].append(row)
+            by_size[array.size].append(row)
         for several in _together([it for it in found[1 - side] if len(it[3]) == 1 and it[0].rows[0] in free[1 - side]]):
             rows, size = [it[0].rows[0] for it in several], sum(it[2] for it in several)
             for row in by_size.get(size, [])[:_MOST_JOINED] if len(rows) > 1 else ():
@@ -1122,14 +1081,10 @@ def _by_rule(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | No
             continue
         separator, depth = match[1], int(nested.depth[root])
         paths = {own: separator.join(key.segment for key in nested.path(row)[depth:]) for own, row in rows.items()}
-        prefix, arrays = (
-            name.removesuffix(paths[first]),
-            root + np.flatnonzero(_is_array(nested)[root : nested.end[root]]),
-        )
-        fits = all(
-            names.parent[own] == above and names.key(own).segment == prefix + path for own, path in paths.items()
-        )
-        if not fits or {*rows.values()} != {*arrays.tolist()}:
+        prefix, arrays = name.removesuffix(paths[first]), np.flatnonzero(_is_array(nested)[root : nested.end[root]])
+        places = [(above, prefix + path) for path in paths.values()]
+        fits = places == [(int(names.parent[own]), names.key(own).segment) for own in paths]
+        if not fits or {*rows.values()} != {*(root + arrays).tolist()}:
             continue
         key = f"{prefix!r} + " * bool(prefix) + f"jax.tree_util.keystr(path, simple=True, separator={separator!r})"
         are_all, source = trees.count(1 - flat, root) == len(rows), names[above].expression
@@ -1187,19 +1142,18 @@ def _code(trees: Trees, pairs: Sequence[_Pair], turned: dict[_Pair, bool | None]
 def _entries(pairs: list[tuple[str, str]]) -> list[str]:
     """Entries of a dict; those that differ only in a number, from 0 on, become one line."""
     groups: dict[tuple[str, str], dict[int, tuple[str, str]]] = defaultdict(dict)  # by what is around a number
-    around = {
-        pair: [(pair[0][: n.start()], pair[0][n.end() :]) for n in re.finditer(r"\d{1,6}", pair[0])] for pair in pairs
-    }
-    for pair, places in around.items():
-        for before, after in places:
-            groups[before, after][int(pair[0][len(before) : len(pair[0]) - len(after)])] = pair
+    groups_of: dict[tuple[str, str], list[dict]] = {pair: [] for pair in pairs}
+    for pair, own in groups_of.items():
+        for n in re.finditer(r"\d{1,6}", pair[0]):
+            own.append(groups[pair[0][: n.start()], pair[0][n.end() :]])
+            own[-1][int(n[0])] = pair
     lines, done = [], set[tuple[str, str]]()
-    for pair, places in around.items():
-        for group in sorted(map(groups.__getitem__, places), key=len, reverse=True):
+    for pair, own in groups_of.items():
+        for group in sorted(own, key=len, reverse=True):
             if pair in done or len(group) < 2 or group.keys() != set(range(len(group))):
                 continue
             members = [group[i] for i in range(len(group))]
-            key, source = (_with_index([member[i] for member in members]) for i in (0, 1))
+            key, source = map(_with_index, zip(*members, strict=True))
             if key and source and done.isdisjoint(members):
                 lines.append(f"**{{{key}: {source} for i in range({len(members)})}}")
                 done.update(members)
@@ -1208,17 +1162,13 @@ def _entries(pairs: list[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _with_index(texts: list[str]) -> str:
+def _with_index(texts: Sequence[str]) -> str:
     """The Python of texts that differ only in an index, with `i` for it; "" for other texts."""
-    parts = [re.split(r"(\d+)", text) for text in texts]
-    if any(len(part) != len(parts[0]) for part in parts):
+    parts, numbers = [re.split(r"(\d+)", text) for text in texts], tuple(map(str, range(len(texts))))
+    columns = [*zip(*parts, strict=False)]
+    if {*map(len, parts)} != {len(columns)} or any(len({*column}) > 1 and column != numbers for column in columns):
         return ""
-    common = list(parts[0])
-    for i, column in enumerate(zip(*parts, strict=True)):
-        if len(set(column)) > 1:
-            if column != tuple(map(str, range(len(texts)))):
-                return ""
-            common[i] = "\0"
+    common = ["\0" if len({*column}) > 1 else column[0] for column in columns]
     text = re.sub(r"\[((?::, )*)\0\]", r"[\1i]", "".join(common)) if texts[0][:1] != '"' else "".join(common)
     text = re.sub(r"""(["'])((?:(?!\1).)*\0(?:(?!\1).)*)\1""", lambda quoted: f"f{quoted[0]}", text)
     return "" if re.search(r"[\w)]\0", re.sub(r"f([\"']).*?\1", "", text)) else text.replace("\0", "{i}")

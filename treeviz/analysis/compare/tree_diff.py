@@ -53,7 +53,7 @@ from treeviz.analysis.compare.values import SmallPart as Part
 from treeviz.analysis.facts import shape_text, sharding_text
 from treeviz.analysis.stats import FIRST_EXPONENT, host_view, lies_on_host, undisturbed, value_statistics
 from treeviz.tree.describers import array_inside
-from treeviz.tree.facts import Facts, Sharding
+from treeviz.tree.facts import Facts
 from treeviz.tree.keys import stored_items
 from treeviz.tree.layers import Stacked, stacks_in
 from treeviz.tree.runtime import gc_paused
@@ -206,26 +206,23 @@ def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool])
     if left.type == right.type and boxes[0] != boxes[1] and None not in boxes:
         found.append(("static", *(text or "none" for text in boxes), ""))
     if (left.kind == "deleted") != (right.kind == "deleted"):
-        found.append(
-            ("deleted", *("deleted or donated" if facts.kind == "deleted" else "alive" for facts in (left, right)), "")
-        )
-    if None not in (left.sharding, right.sharding) and n_in_files != 1:
-        found += _compare_shardings(left, right, are_equivalent)
-    for known, bare in ((left, right), (right, left)):  # a checkpoint is restored as its target says
-        is_bare = bare.sharding is None and bare.kind == "shape only" and known.sharding is not None
-        if is_bare and not n_in_files and (known.kind == "shape only" or known.sharding.n_devices > 1):  # type: ignore[union-attr]
-            texts = (sharding_text(facts) if facts.sharding is not None else "none" for facts in (left, right))
+        texts = ["deleted or donated" if facts.kind == "deleted" else "alive" for facts in (left, right)]
+        found.append(("deleted", *texts, ""))
+    a, b = left.sharding, right.sharding
+    if a is not None and b is not None:
+        if a != b and n_in_files != 1:
+            places = [(x.device_ids or x.devices, x.platform, x.memory) for x in (a, b)]
+            if places[0] != places[1] or (a.text != b.text and not are_equivalent()):
+                found.append(("sharding", sharding_text(left), sharding_text(right), ""))
+            elif a.committed is not b.committed and None not in (a.committed, b.committed):
+                texts = ["committed" if sharding.committed else "not committed" for sharding in (a, b)]
+                found.append(("sharding", *texts, "jit compiles again for the other"))
+    elif (known := a or b) is not None and not n_in_files:  # a checkpoint is restored as its target says
+        kinds = (left.kind, right.kind) if b is None else (right.kind, left.kind)
+        if kinds[1] == "shape only" and (kinds[0] == "shape only" or known.n_devices > 1):
+            texts = [sharding_text(facts) or "none" for facts in (left, right)]
             found.append(("sharding", *texts, "a checkpoint is restored with the sharding of the target"))
     return found
-
-
-def _compare_metadata(left: Facts, right: Facts) -> Iterator[Finding]:
-    """How two files differ in what they say of themselves; nothing if one says nothing, as those of another format."""
-    if left.static and right.static and left.kind in ("dict", "list"):
-        for name in dict.fromkeys(name for name, _ in (*left.static, *right.static)):
-            a, b = (", ".join(text for other, text in facts.static if other == name) for facts in (left, right))
-            if a != b and name != "saved" and (name != "step" or (a and b)):  # other checkpoints have no number
-                yield "metadata", f"{name} = {a or 'none'}", b or "none", ""
 
 
 def _of_box(facts: Facts) -> str | None:
@@ -235,23 +232,6 @@ def _of_box(facts: Facts) -> str | None:
     axes = f"axes ({', '.join(name or '·' for name in facts.axes)})" if facts.axes else ""
     text = "" if facts.kind == "scalar" else facts.text
     return ", ".join(filter(None, (axes, text, *("=".join(pair) for pair in facts.static))))
-
-
-def _compare_shardings(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
-    a, b = left.sharding, right.sharding
-    assert a is not None and b is not None
-    if a == b:
-        return []
-    if _place(a) != _place(b) or (a.text != b.text and not are_equivalent()):
-        return [("sharding", sharding_text(left), sharding_text(right), "")]
-    if a.committed is not b.committed and None not in (a.committed, b.committed):
-        texts = ("committed" if sharding.committed else "not committed" for sharding in (a, b))
-        return [("sharding", *texts, "jit compiles again for the other")]
-    return []
-
-
-def _place(sharding: Sharding) -> tuple[Any, ...]:
-    return sharding.device_ids or sharding.devices, sharding.platform, sharding.memory
 
 
 def shardings_are_equivalent(left: Any, right: Any) -> bool:
@@ -268,11 +248,7 @@ Bars = tuple[int, list[int], list[int]]  # the power of two of the first bin, an
 
 
 def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
-    """Histograms of the first pairs of arrays in host memory, by row; without pairs that hold no numbers.
-
-    Args:
-      pairs: Rows and arrays.
-    """
+    """Histograms of the first pairs of arrays in host memory, by row; without pairs that hold no numbers."""
     arrays, rows, n_left = [], [], MOST_ELEMENTS
     for row, *pair in pairs:
         if len(rows) == MOST:
@@ -287,22 +263,13 @@ def magnitudes(pairs: Iterable[tuple[int, Any, Any]]) -> dict[int, Bars]:
         return {}
     table, nodes = scan(arrays)
     columns, _ = value_statistics(table, nodes)
-    counts = next(column.values for column in columns if column.name == "histogram")[1:]
-    bars = {
-        row: _bars(np.nan_to_num(left), np.nan_to_num(right))
-        for row, left, right in zip(rows, counts[::2], counts[1::2], strict=True)
-    }
-    return {row: bar for row, bar in bars.items() if bar is not None}
-
-
-def _bars(left: np.ndarray, right: np.ndarray) -> Bars | None:
-    used = np.flatnonzero(left + right)
-    if not len(used):
-        return None
-    first, end = int(used[0]), int(used[-1]) + 1
-    most = max(left.max(), right.max())
-    sides = [np.ceil(255 * counts[first:end] / most).astype(int).tolist() for counts in (left, right)]
-    return first + FIRST_EXPONENT, *sides
+    counts = np.nan_to_num(next(column.values for column in columns if column.name == "histogram")[1:])
+    bars: dict[int, Bars] = {}
+    for row, both in zip(rows, counts.reshape(len(rows), 2, -1), strict=True):
+        if len(used := np.flatnonzero(both.any(axis=0))):
+            first, end = int(used[0]), int(used[-1]) + 1
+            bars[row] = first + FIRST_EXPONENT, *np.ceil(255 * both[:, first:end] / both.max()).astype(int).tolist()
+    return bars
 
 
 UNKNOWN = ("shape only", "tracer", "deleted", "ref", "placeholder", "float0", "tensor")  # kinds without values to read
@@ -330,23 +297,16 @@ class Found(NamedTuple):
 
 
 def find_differences(
-    left: Side,
-    right: Side,
-    *,
-    values: bool = True,
-    rtol: float = 0.0,
-    atol: float = 0.0,
-    tree: int = 1,
-    bars: bool = False,
+    left: Side, right: Side, *, bars: bool = False, tree: int = 1, values: bool = True, **tolerance: float
 ) -> Found:
-    """Compare two walked trees; see `treeviz.diff`."""
-    return _Differ(left, right, values, rtol, atol, tree).run(bars)
+    """Compare two walked trees; see `treeviz.diff`. The `tolerance` is `rtol` and `atol`."""
+    return _Differ(left, right, values, tree, tolerance).run(bars)
 
 
 class _Differ:
-    def __init__(self, left: Side, right: Side, values: bool, rtol: float, atol: float, tree: int) -> None:
+    def __init__(self, left: Side, right: Side, values: bool, tree: int, tolerance: dict[str, float]) -> None:
         self._left, self._right, self._tree = left, right, tree
-        self._values, self._rtol, self._atol = values, rtol, atol
+        self._values, self._tolerance = values, tolerance
         self._found: list[tuple[int, Finding]] = []
         self._gaps: dict[int, ValueDifference] = {}
         self._parts: list[Part] = []  # the gaps of small leaves
@@ -483,7 +443,12 @@ class _Differ:
             are_alike = partial(shardings_are_equivalent, left[at], right[at])
             self._known[key] = [] if key[0] == key[1] else compare_facts(a, b, are_alike)
             are_quiet[i] = not self._known[key]
-            reads.setdefault(_how(a, b) if self._values else None, []).append(i)
+            # Leaves of one shape are read in a batch, unless they must be read one by one.
+            is_batch = (
+                self._values and a.shape == b.shape and (a.dtype == b.dtype or not {a.dtype, b.dtype} <= FLOATS.keys())
+            )
+            readings: Any = (reading_of(a), reading_of(b)) if is_batch else (None,)
+            reads.setdefault(None if None in readings else readings, []).append(i)
         is_done = are_same | are_quiet[pair_of_row]
         for reading, pairs in reads.items():
             at = np.flatnonzero(np.isin(pair_of_row, pairs) & ~are_same)
@@ -493,7 +458,7 @@ class _Differ:
             shapes = [facts[distinct[i] // len(facts)].shape or () for i in pairs]
             one, another = ([*map(leaves.__getitem__, at.tolist())] for leaves in (left, right))
             which = np.searchsorted(pairs, pair_of_row[at])
-            parts, unread = compare_small(one, another, shapes, which, reading, self._rtol, self._atol)
+            parts, unread = compare_small(one, another, shapes, which, reading, **self._tolerance)
             self._parts += [part._replace(rows=rows[at[part.rows]]) for part in parts]
             self._is_read[rows[at]] = True
             self._is_read[rows[at[unread]]] = is_done[at[unread]] = False
@@ -512,9 +477,9 @@ class _Differ:
         if left is right:
             return
         facts = self._facts(left_row, right_row)
-        for side, facts_of_side in zip(("left", "right"), facts, strict=True):
-            if facts_of_side.kind in ("error", "cycle", "more", "repeat"):
-                self._not_compared[at] = f"the {side} one is not walked: {facts_of_side.kind}"
+        for side, own in zip(("left", "right"), facts, strict=True):
+            if own.kind in ("error", "cycle", "more", "repeat"):
+                self._not_compared[at] = f"the {side} one is not walked: {own.kind}"
                 return
         cls, other_cls = self._left.cls(left_row), self._right.cls(right_row)
         if cls is not other_cls:
@@ -522,6 +487,12 @@ class _Differ:
             is_leaf = bool(a.is_leaf[left_row] or b.is_leaf[right_row])
             self._add(at, compare_kinds(cls, other_cls, texts, is_leaf))
             return
+        if all(own.static for own in facts) and facts[0].kind in ("dict", "list"):  # what files say of themselves
+            for name in dict.fromkeys(name for own in facts for name, _ in own.static):
+                one, other = (", ".join(text for known, text in own.static if known == name) for own in facts)
+                # Checkpoints of other formats have no number of a step.
+                if one != other and name != "saved" and (name != "step" or (one and other)):
+                    self._add(at, ("metadata", f"{name} = {one or 'none'}", other or "none", ""))
 
         def compare() -> list[Finding]:
             one, other = self._left.opened(left_row), self._right.opened(right_row)
@@ -529,9 +500,8 @@ class _Differ:
                 return compare_mappings(one, other, "")
             return [] if one.aux is other.aux else compare_static(left, one.aux, right, other.aux)
 
-        found = [*_compare_metadata(*facts)]
-        if not is_any(cls, MAPPINGS):
-            found += compare_lengths(len(a.children(left_row)), len(b.children(right_row)))
+        n_children = len(a.children(left_row)), len(b.children(right_row))
+        found = [] if is_any(cls, MAPPINGS) else compare_lengths(*n_children)
         if not is_any(cls, (dict, list, tuple, type(None))):
             found += guarded(compare, lambda error: [("error", f"flattening raised {error_text(error)}", "", "")])
         self._found += [(at, finding) for finding in found]
@@ -540,25 +510,20 @@ class _Differ:
         left, right = self._left.nodes[left_row], self._right.nodes[right_row]
         if at in self._boxes:
             shown = [left_row, right_row]
-            tables = self._left.table, self._right.table
             shown[self._boxes[at]] -= 1  # the node
-            self._add(at, ("leaf", *map(subtree_text, tables, shown), ""))
+            self._add(at, ("leaf", *map(subtree_text, (self._left.table, self._right.table), shown), ""))
         codes = int(self._codes[0][left_row]), int(self._codes[1][right_row])
         if left is right and codes[0] == codes[1]:
             return
         facts = self._facts(left_row, right_row)
-        found = self._known[codes]
-        for finding in found:
+        for finding in self._known[codes]:
             if finding[-1] == REVERSED and self._values and is_transpose(left, right):
                 finding = (*finding[:-1], "the transpose, with the same values: jnp.transpose(x)")
             self._add(at, finding)
         if not self._values or (facts[0].shape != facts[1].shape and None not in (facts[0].shape, facts[1].shape)):
             return
-        if not self._is_read[at]:
-            self._compare_values(at, left, right, *facts)
-
-    def _compare_values(self, at: int, left: Any, right: Any, a: Facts, b: Facts) -> None:
-        if a.kind == b.kind == "placeholder":  # of two treedefs, which have no values
+        a, b = facts
+        if self._is_read[at] or a.kind == b.kind == "placeholder":  # of two treedefs, which have no values
             return
         for facts in (a, b):
             if facts.kind in UNKNOWN:
@@ -566,37 +531,30 @@ class _Differ:
                 return
         if a.kind == b.kind == "variable":
             left, right = (leaf if (array := array_inside(leaf)) is None else array for leaf in (left, right))
-        if a.dtype.startswith("key<") and a.dtype == b.dtype:
-            gap = self._gap(left, right)
-            if isinstance(gap, str):
-                self._not_compared[at] = gap
-            elif gap is not None:
-                self._add(at, ("value", "a PRNG key", "another PRNG key" if left.ndim == 0 else "other PRNG keys", ""))
-        elif _is_array(left) and _is_array(right):
-            self._compare_arrays(at, left, right)
+        is_key = a.dtype.startswith("key<") and a.dtype == b.dtype
+        if is_key or (_is_array(left) and _is_array(right)):
+            key = id(left), id(right)
+            if key not in self._met:
+                self._met[key] = self._gap(left, right)
+            gap = self._met[key]
+            if isinstance(gap, ValueDifference) and left.dtype != right.dtype and are_floats(left, right):
+                rounded_gap = self._gap(left, right, rounded)
+                if not isinstance(rounded_gap, str):
+                    gap = rounded_gap
+                    text = f"{'the same' if gap is None else 'compared'} after rounding to {narrower(left, right)}"
+                    i = next(i for i in reversed(range(len(self._found))) if self._found[i][1][0] == "dtype")
+                    self._found[i] = at, (*self._found[i][1][:-1], text)
         elif "scalar" in (a.kind, b.kind) and _is_number(left) and _is_number(right):
             left, right = _as_array(left), _as_array(right)
-            self._take(at, left, right, self._gap(left, right))  # not by id, which the next such array may have
-        elif finding := compare_objects(left, right, a.kind == b.kind == "function", self._gap):
-            self._add(at, finding)
-
-    def _compare_arrays(self, at: int, left: Any, right: Any) -> None:
-        key = id(left), id(right)
-        if key not in self._met:
-            self._met[key] = self._gap(left, right)
-        gap = self._met[key]
-        if isinstance(gap, ValueDifference) and are_floats(left, right) and left.dtype != right.dtype:
-            rounded_gap = self._gap(left, right, rounded)
-            if not isinstance(rounded_gap, str):
-                gap = rounded_gap
-                text = f"{'the same' if gap is None else 'compared'} after rounding to {narrower(left, right)}"
-                i = next(i for i in reversed(range(len(self._found))) if self._found[i][1][0] == "dtype")
-                self._found[i] = at, (*self._found[i][1][:-1], text)
-        self._take(at, left, right, gap)
-
-    def _take(self, at: int, left: Any, right: Any, gap: ValueDifference | str | None) -> None:
+            gap = self._gap(left, right)  # not by id, which the next such array may have
+        else:
+            if finding := compare_objects(left, right, a.kind == b.kind == "function", self._gap):
+                self._add(at, finding)
+            return
         if isinstance(gap, str):
             self._not_compared[at] = gap
+        elif gap is not None and is_key:
+            self._add(at, ("value", "a PRNG key", "another PRNG key" if left.ndim == 0 else "other PRNG keys", ""))
         elif gap is not None:
             self._gaps[at] = gap
             gap.is_transpose = len(gap.at) > 1 and left.shape == left.shape[::-1] and is_transpose(left, right)
@@ -604,7 +562,7 @@ class _Differ:
     def _gap(self, left: Any, right: Any, before: Callable | None = None) -> ValueDifference | str | None:
         try:
             left, right = before(left, right) if before else (left, right)
-            gap = compare_arrays(left, right, rtol=self._rtol, atol=self._atol)
+            gap = compare_arrays(left, right, **self._tolerance)
         except (CannotCompare, Refused) as why:
             return str(why)
         except Exception as error:
@@ -622,14 +580,6 @@ def _is_number(leaf: Any) -> bool:
 
 def _as_array(number: Any) -> Any:
     return number if _is_array(number) else np.asarray(number)
-
-
-def _how(left: Facts, right: Facts) -> tuple[Reading, Reading] | None:
-    """How to read two leaves of one shape in a batch; None if they must be read one by one."""
-    if left.shape != right.shape or (left.dtype != right.dtype and {left.dtype, right.dtype} <= FLOATS.keys()):
-        return None
-    readings = reading_of(left), reading_of(right)
-    return None if None in readings else readings  # type: ignore[return-value]
 
 
 def subtree_text(table: TreeTable, row: int) -> str:
@@ -650,7 +600,7 @@ def subtree_text(table: TreeTable, row: int) -> str:
 _MOST_NAMED = 6
 
 
-def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol: float, atol: float) -> Found:
+def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, **tolerance: float) -> Found:
     """The same differences; those of values in a stack name the layers: "layers 3, 5 of 12".
 
     Raises:
@@ -661,7 +611,7 @@ def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol
         left_row, right_row = int(found.aligned.left[at]), int(found.aligned.right[at])
         if difference.kind in ("value", "NaN") and at in found.gaps and left_row in axes:
             if at not in layers:
-                layers[at] = _layers(left.nodes[left_row], right.nodes[right_row], axes[left_row], rtol, atol)
+                layers[at] = _layers(left.nodes[left_row], right.nodes[right_row], axes[left_row], tolerance)
             if layers[at]:
                 place, *rest = difference.hint.split("; ")
                 text = _text(layers[at], left.nodes[left_row].shape[axes[left_row]])
@@ -670,16 +620,14 @@ def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, *, rtol
     return found._replace(differences=differences, layers=layers)
 
 
-def _layers(left: Any, right: Any, axis: int, rtol: float, atol: float) -> list[int]:
+def _layers(left: Any, right: Any, axis: int, tolerance: dict[str, float]) -> list[int]:
     """The layers that differ; empty if they cannot be compared one by one."""
-    n = left.shape[axis]
     try:
         if Stored in (type(left), type(right)):
-            gaps = compare_stored_layers(left, right, axis, rtol=rtol, atol=atol)
+            gaps = compare_stored_layers(left, right, axis, **tolerance)
         else:
-            left, right = _view(left), _view(right)
-            layers = ([_layer(array, axis, i) for array in (left, right)] for i in range(n))
-            gaps = [compare_arrays(*pair, rtol=rtol, atol=atol) for pair in layers]
+            layers = [_layers_of(array, axis) for array in (left, right)]
+            gaps = [compare_arrays(*pair, **tolerance) for pair in zip(*layers, strict=True)]
     except CannotCompare:
         return []
     return [i for i, gap in enumerate(gaps) if gap.n_outside or gap.n_nan]
@@ -692,12 +640,11 @@ def _text(differ: list[int], n: int) -> str:
     return f"layer{'s' * (len(differ) > 1)} {', '.join(map(str, differ[:_MOST_NAMED]))}{more} of {n}"
 
 
-def _view(array: Any) -> Any:
-    """The array; in host memory, a NumPy view of it, whose layers need no copy."""
-    is_near = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array)
-    return host_view(array) if is_near else array
-
-
-def _layer(array: Any, axis: int, i: int) -> Any:
-    with undisturbed() if isinstance(array, jax.Array) else nullcontext():  # its index is transferred to the devices
-        return array[(*(slice(None),) * axis, i)]
+def _layers_of(array: Any, axis: int) -> Iterator[Any]:
+    """The layers of an array; in host memory views, which need no copy."""
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and lies_on_host(array):
+        array = host_view(array)
+    for i in range(array.shape[axis]):
+        with undisturbed() if isinstance(array, jax.Array) else nullcontext():  # the index goes to the devices
+            layer = array[(*(slice(None),) * axis, i)]
+        yield layer

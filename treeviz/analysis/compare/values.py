@@ -8,7 +8,7 @@ import weakref
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, chain, permutations
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class ValueDifference:
 
 
 class Elements(NamedTuple):
-    """The numbers of a `ValueDifference` for each piece of flat arrays, or for all. Indices are within the piece."""
+    """The numbers of a `ValueDifference` for each piece of flat arrays. Indices are within the piece."""
 
     n_outside: Any
     max_abs: Any
@@ -87,23 +87,19 @@ class Elements(NamedTuple):
     nan_left: Any
     nan_right: Any
 
-    def of(self, i: int) -> Elements:
-        """The numbers of one piece."""
-        return Elements._make(numbers[i].item() for numbers in self)
+    def of(self, i: int) -> list[Any]:
+        return [numbers[i].item() for numbers in self]
 
 
-def value_difference(numbers: Elements, n: int, values: tuple[Any, Any], shape: Index) -> ValueDifference:
-    """The gap of a piece of `n` elements with this shape.
-
-    Args:
-      values: The two values with the greatest distance.
-    """
+def _value_difference(numbers: list[Any], n: int, values: Sequence[Any], shape: Index, start: Index) -> ValueDifference:
+    """The gap of a piece of `n` elements that begins at `start`, by the `Elements` and values that differ most."""
     n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right = numbers
-    nan_index = index_in(shape, nan_at) if n_nan else ()
+    nan_index = _index_in(shape, nan_at, start) if n_nan else ()
     if not n_outside:
         return ValueDifference(n, n_nan=n_nan, nan_at=nan_index, nan_left=nan_left, nan_right=nan_right)
-    greatest = index_in(shape, at), *values, max(0.0, max_rel)  # 0 in place of NaN
-    return ValueDifference(n, n_outside, max_abs, *greatest, n_nan, nan_index, nan_left, nan_right)
+    index, (left, right), max_rel = _index_in(shape, at, start), values, max(0.0, max_rel)  # 0 in place of NaN
+    greatest = n_outside, max_abs, index, left, right, max_rel
+    return ValueDifference(n, *greatest, n_nan, nan_index, nan_left, nan_right)
 
 
 def compare_elements(
@@ -119,15 +115,15 @@ def compare_elements(
     n_outside, at, max_abs, max_rel = none, none, np.zeros(len(starts)), np.zeros(len(starts))
     with np.errstate(all="ignore"):  # a NaN of bfloat16 may signal
         if a.dtype.kind in "biu" and b.dtype.kind in "biu":
-            distance, size = _distance_of_integers(a, b), np.abs(b.astype(np.float64))
-            differ = distance != 0
+            distance, size, are_nan = _distance_of_integers(a, b), np.abs(b.astype(np.float64)), ()
         else:
             wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
             left, right = a.astype(wide), b.astype(wide)
-            are_nan = np.isnan(left), np.isnan(right)
-            nan_left, nan_right = (_count(mask, starts) for mask in are_nan)
             distance, size = np.where(left == right, 0.0, np.abs(left - right)), np.abs(right)
-            differ = distance != 0
+            are_nan = np.isnan(left), np.isnan(right)
+        differ = distance != 0
+        if are_nan:
+            nan_left, nan_right = (_count(mask, starts) for mask in are_nan)
             if nan_left.any() or nan_right.any():
                 differ &= ~(are_nan[0] | are_nan[1])
                 alone = are_nan[0] != are_nan[1]
@@ -143,10 +139,9 @@ def compare_elements(
     return Elements(n_outside, max_abs, at, max_rel, n_nan, nan_at, nan_left, nan_right)
 
 
-def _count(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    if len(starts) == 1:  # in a tenth of the time
-        return np.array([np.count_nonzero(mask)])
-    return np.add.reduceat(mask, starts, dtype=np.int64)
+def _count(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:  # one piece in a tenth of the time
+    several = len(starts) > 1
+    return np.add.reduceat(mask, starts, dtype=np.int64) if several else np.array([np.count_nonzero(mask)])
 
 
 def _greatest(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -161,24 +156,22 @@ def _first(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return hits[np.searchsorted(hits, starts)] - starts
 
 
-def index_in(shape: Index, flat: int) -> Index:
-    """`np.unravel_index` for one index, in a tenth of the time."""
+def _index_in(shape: Index, flat: int, start: Index) -> Index:
+    """`np.unravel_index` for one index beyond `start`, in a tenth of the time."""
     index = []
-    for size in reversed(shape):
+    for size, first in zip(reversed(shape), reversed(start), strict=True):
         flat, i = divmod(flat, size)
-        index.append(i)
+        index.append(first + i)
     return tuple(reversed(index))
 
 
 def _distance_of_integers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """|a - b|, exact below 2**53 whatever the dtypes, and never 0 for different values."""
-    if {a.dtype.kind, b.dtype.kind} <= {"b", "u"} or {a.dtype.kind, b.dtype.kind} <= {"b", "i"}:
-        wide = np.uint64 if "u" in (a.dtype.kind, b.dtype.kind) else np.int64
-        left, right = a.astype(wide), b.astype(wide)
-        with np.errstate(over="ignore"):
-            return np.where(left > right, left - right, right - left).view(np.uint64).astype(np.float64)
-    differs = a != b
-    return np.where(differs, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
+    kinds = {a.dtype.kind, b.dtype.kind}
+    if kinds >= {"i", "u"}:
+        return np.where(a != b, np.maximum(np.abs(a.astype(np.float64) - b.astype(np.float64)), 1.0), 0.0)
+    left, right = (x.astype(np.uint64 if "u" in kinds else np.int64) for x in (a, b))
+    return np.where(left > right, left - right, right - left).view(np.uint64).astype(np.float64)
 
 
 _LARGE = 4 * CHUNK  # elements compared bitwise at a time: one call costs as much as reading 50 kB
@@ -241,8 +234,7 @@ def parts_of(array: Any) -> list[_Shard]:
             raise CannotCompare(f"dtype {array.dtype} holds no numbers")
         return [(origin, array)]
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        data = jax.random.key_data(array)
-        return parts_of(data)
+        return parts_of(jax.random.key_data(array))
     if not array.sharding.is_fully_addressable:
         raise CannotCompare("part of it is in another process")
     if why := why_unreduced(array.sharding):
@@ -292,11 +284,10 @@ def compare_block(gap: ValueDifference, a: np.ndarray, b: np.ndarray, start: Ind
     """Add the differences of two blocks to `gap`, or return True if their bits are equal; then NaN is not counted."""
     if a.dtype == b.dtype and _same_bits(a, b):
         return True
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    numbers = compare_elements(flat_a, flat_b, rtol=rtol, atol=atol).of(0)
-    found = value_difference(numbers, a.size, (flat_a.item(numbers.at), flat_b.item(numbers.at)), a.shape)
-    found.at, found.nan_at = (at and _beyond(start, at) for at in (found.at, found.nan_at))
-    gap.take(found)
+    a, b, shape = a.reshape(-1), b.reshape(-1), a.shape
+    numbers = compare_elements(a, b, rtol=rtol, atol=atol)
+    values = [x.item(numbers.at[0]) for x in (a, b)]
+    gap.take(_value_difference(numbers.of(0), a.size, values, shape, start))
     return False
 
 
@@ -326,17 +317,15 @@ def is_transpose(left: Any, right: Any) -> bool:
     if not all(isinstance(array, np.ndarray | jax.Array) for array in (left, right)):
         return False
     try:
-        parts = parts_of(left) + parts_of(right)
+        views: Any = [part for array in (left, right) for _, part in parts_of(array)]
     except CannotCompare:
         return False
-    views: Any = [part for _, part in parts]
     if len(views) != 2 or not all(isinstance(view, np.ndarray) for view in views):  # in parts, or on an accelerator
         return False
-    if views[0].T.shape != views[1].shape or not views[0].size:
+    turned, other = views[0].T, views[1]
+    if turned.shape != other.shape or not other.size or not np.array_equal(turned[0], other[0]):  # nearly always
         return False
-    if not np.array_equal(views[0].T[0], views[1][0]):  # nearly always
-        return False
-    gap = compare_arrays(views[0].T, views[1])
+    gap = compare_arrays(turned, other)
     return not (gap.n_outside or gap.n_nan)
 
 
@@ -351,17 +340,13 @@ def _compare_on_device(gap: ValueDifference, a: Any, b: Any, start: Index, rtol:
     with undisturbed(), jax.default_device(device):
         a, b = jax.device_put(a, device), jax.device_put(b, device)
         numbers = _reduced(a, b, np.float64(rtol), np.float64(atol), wide=has_float64(device))
-    n_outside, max_abs, where, max_rel, n_nan, nan_at, nan_left, nan_right, left, right = fetch(list(numbers))
-    found = ValueDifference(0, int(n_outside), float(max_abs), max_rel=float(max_rel), n_nan=int(n_nan))
-    found.nan_left, found.nan_right = int(nan_left), int(nan_right)
-    if found.n_outside:
-        found.at, found.left, found.right = _beyond(start, index_in(a.shape, int(where))), left.item(), right.item()
-    if found.n_nan:
-        found.nan_at = _beyond(start, index_in(a.shape, int(nan_at)))
-    gap.take(found)
+    *numbers, left, right = [number.item() for number in fetch(list(numbers))]
+    gap.take(_value_difference(numbers, a.size, (left, right), a.shape, start))
 
 
-def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.Array, ...]:
+@partial(jax.jit, static_argnames="wide")
+def _reduced(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.Array, ...]:
+    """The `Elements` of two arrays, and the two values that differ most."""
     exact = all(jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool for x in (a, b)) and a.dtype == b.dtype
     real = jnp.float64 if wide else jnp.float32
     compared = jnp.complex128 if any(jnp.iscomplexobj(x) for x in (a, b)) else real
@@ -381,25 +366,20 @@ def _reduce(a: jax.Array, b: jax.Array, rtol, atol, *, wide: bool) -> tuple[jax.
     return count(outside), max_abs, where, relative, *nans, a.reshape(-1)[where], b.reshape(-1)[where]
 
 
-_reduced = jax.jit(_reduce, static_argnames="wide")
-
-
 def gap_details(gap: ValueDifference, kind: str, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
     """(name, text) of the details of a gap, for its finding "value" or "NaN"."""
-    details: list[tuple[str, str]] = []
-    if kind == "value":
-        at = f" at {_index_text(gap.at)}" if gap.at else ""
-        texts = _two_texts(gap.left, gap.right)
-        details += [("max |Δ|", f"{number_text(gap.max_abs)}{at}")]
-        details += [(f"there in the {name}", text) for name, text in zip(names, texts, strict=True)]
-        details += [("max |Δ| ÷ |x|", number_text(gap.max_rel))]
-        details += [("outside the tolerance", f"{gap.n_outside:,} of {gap.n:,}")]
-    if kind == "NaN" or not gap.n_nan:
-        counts = zip(names, (gap.nan_left, gap.nan_right), strict=True)
-        details += [(f"NaN in the {name}", f"{n:,}") for name, n in counts]
+    counts = zip(names, (gap.nan_left, gap.nan_right), strict=True)
+    nan = [(f"NaN in the {name}", f"{n:,}") for name, n in counts]
     if kind == "NaN":
-        details += [("NaN in only one", f"{gap.n_nan:,}")]
-    return tuple(details)
+        return *nan, ("NaN in only one", f"{gap.n_nan:,}")
+    at = f" at {_index_text(gap.at)}" if gap.at else ""
+    return (
+        ("max |Δ|", f"{number_text(gap.max_abs)}{at}"),
+        *((f"there in the {name}", x) for name, x in zip(names, _two_texts(gap.left, gap.right), strict=True)),
+        ("max |Δ| ÷ |x|", number_text(gap.max_rel)),
+        ("outside the tolerance", f"{gap.n_outside:,} of {gap.n:,}"),
+        *(nan if not gap.n_nan else ()),
+    )
 
 
 def _two_texts(left: Any, right: Any) -> list[str]:
@@ -460,8 +440,8 @@ def compare_small(
     shapes: Sequence[Index],
     shape_of_pair: np.ndarray,
     readings: tuple[Reading, Reading],
-    rtol: float,
-    atol: float,
+    rtol: float = 0.0,
+    atol: float = 0.0,
 ) -> tuple[list[SmallPart], np.ndarray]:
     """Compare leaves in pairs of one shape; returns those that differ, and the indices of those that cannot be read.
 
@@ -497,8 +477,14 @@ def _values(leaves: Sequence[Any], reading: Reading, n: int) -> np.ndarray | Non
             found = np.fromiter(leaves, dtype, n) if _are_all(leaves, type(dtype.type(0).item())) else None
         elif reading.kind == "numpy":
             found = np.concatenate(leaves, axis=None) if _are_all(leaves, np.ndarray) else None
+        elif (dtype := leaves[0].dtype).isbuiltin == 1:  # has the buffer protocol
+            copied = io.BytesIO()
+            copied.writelines(leaves)  # one by one, so that each view is dropped while it is in the CPU's cache
+            found = np.frombuffer(copied.getbuffer(), dtype)
         else:
-            found = _values_of_jax(leaves, leaves[0].dtype)
+            view = np.asarray if _leaves_no_copy(dtype) else host_view
+            with jax.transfer_guard_device_to_host("allow"):
+                found = np.concatenate([view(leaf).reshape(-1) for leaf in leaves])
     except Exception:  # an integer beyond int64, an array that was deleted in the meantime
         return None
     return found if found is not None and found.size == n and holds_numbers(found.dtype) else None
@@ -508,22 +494,11 @@ def _are_all(leaves: Sequence[Any], cls: type) -> bool:
     return {*map(id, map(type, leaves))} == {id(cls)}  # by id: a metaclass may override ==
 
 
-def _values_of_jax(leaves: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    if dtype.isbuiltin == 1:  # has the buffer protocol
-        copied = io.BytesIO()
-        copied.writelines(leaves)  # one by one, so that each view is dropped while it is in the CPU's cache
-        return np.frombuffer(copied.getbuffer(), dtype)
-    view = np.asarray if _leaves_no_copy(dtype) else host_view
-    with jax.transfer_guard_device_to_host("allow"):
-        return np.concatenate([view(leaf).reshape(-1) for leaf in leaves])
-
-
 @cache
 def _leaves_no_copy(dtype: np.dtype) -> bool:
     """Whether `np.asarray` caches nothing on a JAX array of the dtype. It does in jax 0.4.36, and for int4."""
     array = jax.device_put(np.zeros(1, dtype), jax.local_devices(backend="cpu")[0])
-    view = weakref.ref(np.asarray(array))
-    return view() is None
+    return weakref.ref(np.asarray(array))() is None
 
 
 def _compared(
@@ -618,7 +593,7 @@ class Gaps(Mapping[int, ValueDifference]):
         at = bisect(self._ends, self._places[row])
         part, i = self._parts[at], self._places[row] - self._ends[at]  # negative: counted from the part's end
         values, shape = (part.left[i], part.right[i]), part.shapes[part.shape_of_pair[i]]
-        gap = value_difference(part.numbers.of(i), int(part.n[i]), values, shape)
+        gap = _value_difference(part.numbers.of(i), int(part.n[i]), values, shape, (0,) * len(shape))
         gap.is_transpose = i + len(part.rows) in part.turned
         return gap
 

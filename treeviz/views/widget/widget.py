@@ -199,14 +199,12 @@ class PageWidget(ThreadSafeWidget):
                 self._drop(str(error)[:200])
 
     def _handle_msg(self, msg: Any) -> None:
-        """Called with every message of the comm."""
         if is_message(msg):
             super()._handle_msg(msg)
         else:
             self._drop("a message that is none of ours")
 
     def _take_request(self, content: Any, buffers: Any) -> None:
-        """Answer a request of the page, with the request's number."""
         if isinstance(content, dict) and content.get("do") in ("focus", "blur"):
             return  # ipywidgets' own
         if isinstance(content, dict) and content.get("op") in FROM_PYTHON:
@@ -451,7 +449,6 @@ class TreeWidget(DisplayedWidget):
 
     @traitlets.observe("selection")
     def _follow_selection(self, change: Any) -> None:
-        """Keep `selection` and `value` consistent, whichever was set."""
         rows = self.selection  # read once: another thread may set it
         if self._backend is not None:
             self.set_dependent("value", path_name(self.table, rows[-1]) if rows else "")
