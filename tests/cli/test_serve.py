@@ -53,7 +53,7 @@ def folder(tmp_path):
 
 
 def client_of(served, *, token=True):
-    client = TestClient(starlette.make_app(served, TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
+    client = TestClient(starlette.make_app(starlette.Pages(served), TOKEN, PORT), base_url=f"http://127.0.0.1:{PORT}")
     if token:
         client.cookies.set(f"treeviz-{PORT}", TOKEN)
     return client

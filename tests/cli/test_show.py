@@ -356,7 +356,7 @@ def test_a_bar_shows_how_much_was_read_and_is_gone_before_anything_is_printed(pa
             return super().update(n)
 
     monkeypatch.setattr("tqdm.tqdm", Bar)
-    monkeypatch.setattr("treeviz.cli.source.DELAY_S", 0.0)
+    monkeypatch.setattr("treeviz.cli.output.DELAY_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert main([params.name, "--stats"]) == 0
     n_bytes = sum(array.nbytes for array in np.load(params).values())

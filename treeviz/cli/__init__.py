@@ -12,8 +12,15 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from treeviz.cli import check, cost, demo, diff, doctor, grads, serve, show
-from treeviz.cli.output import TROUBLE, check_outputs, drop_output, one_line, open_closed_descriptors, print_error
-from treeviz.cli.source import reading
+from treeviz.cli.output import (
+    TROUBLE,
+    check_outputs,
+    drop_output,
+    one_line,
+    open_closed_descriptors,
+    print_error,
+    reading,
+)
 from treeviz.tree.runtime import import_jax_later
 
 PIPE_CLOSED, INTERRUPTED = 141, 130  # the exit statuses of the shell

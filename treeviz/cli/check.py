@@ -5,8 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from treeviz.cli.output import DIFFERENT, SAME, add_outputs, deliver, markdown_table, print_text
-from treeviz.cli.source import add_source, load, name_of
+from treeviz.cli.output import (
+    DIFFERENT,
+    SAME,
+    add_outputs,
+    add_source,
+    deliver,
+    load,
+    markdown_table,
+    name_of,
+    print_text,
+)
 from treeviz.tree.text import counted
 
 _JSON = "all rows and the findings, for programs; the format: treeviz/views/schema.json"

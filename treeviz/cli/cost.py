@@ -6,9 +6,8 @@ import argparse
 import re
 from typing import Any
 
-from treeviz.cli.output import add_outputs, one_line
+from treeviz.cli.output import add_outputs, one_line, working_directory
 from treeviz.cli.show import add_rows, shown, with_run_options
-from treeviz.cli.source import working_directory
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -18,12 +17,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser("cost", help="what a training step costs", description=about)
     made = "package.module:function, which returns (step, arguments); the arguments are a tuple, and may be abstract"
     parser.add_argument("function", metavar="FUNCTION", help=made)
-    parser.add_argument(
-        "--compile", action="store_true", help="also compile the step, and compare with what XLA counts"
-    )
-    parser.add_argument(
-        "--memory", metavar="BYTES", type=_bytes, help="memory of a device, for example 80GB: does it fit?"
-    )
+    compiled = "also compile the step, and compare with what XLA counts"
+    parser.add_argument("--compile", action="store_true", help=compiled)
+    memory = "memory of a device, for example 80GB: does it fit?"
+    parser.add_argument("--memory", metavar="BYTES", type=_bytes, help=memory)
     add_rows(parser)
     add_outputs(parser)
     return parser

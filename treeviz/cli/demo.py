@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from treeviz.cli.output import print_error
+from treeviz.cli.output import print_error, say
 from treeviz.cli.show import add_options, show
-from treeviz.cli.source import say
 
 _PAGE = "treeviz-demo.html"
 

@@ -12,14 +12,18 @@ from treeviz.cli.output import (
     SAME,
     TROUBLE,
     add_outputs,
+    add_source,
     deliver,
+    load,
     markdown_table,
+    name_of,
     one_line,
     print_error,
     printed,
+    stacks_of,
 )
 from treeviz.cli.show import add_list, deliver_list, is_list
-from treeviz.cli.source import add_source, load, name_of, stacks_of
+from treeviz.tree.text import counted
 
 if TYPE_CHECKING:
     from treeviz.tree.table import Row
@@ -28,36 +32,25 @@ _ABOUT_VALUES = ("delta", "relative", "differ")
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        "diff",
-        help="every difference between two; the drift of each leaf over several",
-        description="Show every difference between the trees in two files. For three or more checkpoints: how far each "
-        "leaf has moved from the first. Status 1 if they differ.",
+    about = (
+        "Show every difference between the trees in two files. For three or more checkpoints: how far each leaf has "
+        "moved from the first. Status 1 if they differ."
     )
+    short = "every difference between two; the drift of each leaf over several"
+    parser = commands.add_parser("diff", help=short, description=about)
     add_source(parser, "files", nargs="+")
-    parser.add_argument(
-        "--no-values", dest="values", action="store_false", help="compare only structure, shapes and dtypes"
+    structure = "compare only structure, shapes and dtypes"
+    parser.add_argument("--no-values", dest="values", action="store_false", help=structure)
+    stacked = (
+        "arrays with all layers along their first axis, for example 'layers/*': show which layers differ; repeatable"
     )
-    parser.add_argument(
-        "--stacked",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="arrays with all layers along their first axis, for example 'layers/*': show which layers differ; "
-        "repeatable",
-    )
-    parser.add_argument(
-        "--only-values",
-        action="store_true",
-        help="compare only values of arrays, whatever their names, order and layout",
-    )
+    parser.add_argument("--stacked", metavar="GLOB", action="append", default=[], help=stacked)
+    only_values = "compare only values of arrays, whatever their names, order and layout"
+    parser.add_argument("--only-values", action="store_true", help=only_values)
     parser.add_argument("--rtol", metavar="X", type=float, default=0.0, help="relative tolerance of values")
     parser.add_argument("--atol", metavar="X", type=float, default=0.0, help="absolute tolerance of values")
-    add_list(
-        parser,
-        sort="list the leaves that differ, the largest difference first: by delta, relative, differ, bytes …",
-        top="list the first N of those rows, or of those that differ",
-    )
+    sort = "list the leaves that differ, the largest difference first: by delta, relative, differ, bytes …"
+    add_list(parser, sort, top="list the first N of those rows, or of those that differ")
     add_outputs(parser)
     return parser
 
@@ -81,27 +74,25 @@ def _two(options: argparse.Namespace) -> int:
         differing = diff(*trees, like="values" if options.only_values else None, **given)
 
     def summary() -> str:
-        n = len(differing.differences)
-        title = f"{' and '.join(options.files)}: {n:,} {'difference' if n == 1 else 'differences'}"
+        title = f"{' and '.join(options.files)}: {counted(len(differing.differences), 'difference')}"
         rows = ((difference.path or "the root", difference.text) for difference in differing.differences)
         return markdown_table(title, ("leaf", "difference"), rows)
+
+    def describe(row: Row) -> str:
+        return "; ".join(note.text for note in row.notes if note.kind == "differs") or "the same"
 
     if is_list(options):
         # If no value differs, the table has no column about values.
         has_none = options.values and options.sort in _ABOUT_VALUES and options.sort not in differing.table.columns
         sort = None if has_none else options.sort
         rows = [row for row in differing.find("is:differs") if options.sort is None or row.is_leaf]
-        deliver_list(differing, options, rows, sort, _difference)
+        deliver_list(differing, options, rows, sort, describe)
     else:
         deliver(differing, options, lambda: printed(differing, options), summary=summary)
     unread = [f"{path}: {why}" for path, why in differing.not_compared.items() if why.startswith(RAISED)]
     if unread:
         print_error(f"treeviz: not compared: {one_line('; '.join(unread))}")
     return DIFFERENT if differing.differences else TROUBLE if unread else SAME
-
-
-def _difference(row: Row) -> str:
-    return "; ".join(note.text for note in row.notes if note.kind == "differs") or "the same"
 
 
 def _drift(options: argparse.Namespace) -> int:
@@ -119,16 +110,13 @@ def _drift(options: argparse.Namespace) -> int:
     sides = (Side(*scanned(load(file, options), None, name_of(files[0]))) for file in files)
     first = next(sides)
     moved = drift(first, sides, steps[1:])
-    lines = [f"{len(files):,} checkpoints", f"{_leaves(moved.n_moved)} moved since step {steps[0]:,}"]
-    lines += [f"{_leaves(moved.n_same)} never moved"] if moved.n_same else []
-    lines += (
-        [f"{_leaves(moved.n_left_out)} not compared: missing in one, of another shape, or unreadable"]
-        if moved.n_left_out
-        else []
-    )
-    table = first.table.with_headline(*first.table.headline, *lines).with_notes(
-        {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in moved.from_zero.items()}
-    )
+    n_moved, n_same, n_left_out = (counted(n, "leaf", "leaves") for n in moved[2:])
+    lines = [f"{len(files):,} checkpoints", f"{n_moved} moved since step {steps[0]:,}"]
+    lines += [f"{n_same} never moved"] * bool(moved.n_same)
+    why = "missing in one, of another shape, or unreadable"
+    lines += [f"{n_left_out} not compared: {why}"] * bool(moved.n_left_out)
+    notes = {row: (Note("info", f"from zeros by {norm:.3g}"),) for row, norm in moved.from_zero.items()}
+    table = first.table.with_headline(*first.table.headline, *lines).with_notes(notes)
     view = TreeView(table, table.chosen(["elements"]), series=moved.series)
     deliver(view, options, lambda: printed(view, options))
     return DIFFERENT if moved.n_moved or moved.n_left_out else SAME
@@ -142,7 +130,3 @@ def _in_order(files: list[str]) -> tuple[list[str], list[int]]:
         return files, list(range(len(files)))
     pairs = sorted(zip(numbers, files, strict=True))
     return [file for _, file in pairs], [number for number, _ in pairs]
-
-
-def _leaves(n: int) -> str:
-    return f"{n:,} {'leaf' if n == 1 else 'leaves'}"

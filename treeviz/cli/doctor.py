@@ -13,18 +13,8 @@ from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON, newer_than_tested
 from treeviz.tree.text import guarded
 
 _NEEDED = ("jax", "jaxlib", "numpy", "treescope", "anywidget", "ipywidgets")
-_OTHERS = (
-    "flax",
-    "equinox",
-    "optax",
-    "orbax-checkpoint",
-    "safetensors",
-    "gguf",
-    "torch",
-    "matplotlib",
-    "jupyterlab",
-    "ipython",
-)
+_OTHERS = ("flax", "equinox", "optax", "orbax-checkpoint", "safetensors", "gguf", "torch", "matplotlib")
+_OTHERS += ("jupyterlab", "ipython")
 
 
 def add(commands: Any) -> argparse.ArgumentParser:

@@ -6,13 +6,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeviz.cli.output import SAME, is_terminal, one_line, print_error, print_text
+from treeviz.cli.output import SAME, is_terminal, one_line, print_error, print_text, run_at
 from treeviz.cli.show import with_run_options
-from treeviz.cli.source import run_at
 from treeviz.steps.recording.history_file import Followed
 
 if TYPE_CHECKING:
@@ -87,11 +86,6 @@ def _newest(history) -> int:
     return history.last(main_source(history))[0]
 
 
-class Line(NamedTuple):
-    row: int
-    text: str  # with ANSI colors
-
-
 class RunScreen:
     """What a terminal shows of a run: made anew when steps arrive.
 
@@ -109,15 +103,13 @@ class RunScreen:
     ) -> None:
         from treeviz.inspector.panel import Progress
 
-        self.query = ""
-        self._wrong_query = ""  # why the query, as typed so far, is none
-        self._followed, self._options, self._now = followed, options, now
-        self._clock, self._total = clock, options.total
-        self._trouble = ""
+        self.query = self._wrong_query = ""  # why the query, as typed so far, is none
+        self._followed, self._options, self._now, self._trouble = followed, options, now, ""
         self._findings: list[Finding] = []
         self._view: TreeView | None = None
         self._is_open = np.zeros(0, bool)
-        self._run, self._progress = "", Progress(self._total, clock=clock)
+        self._new_progress: Callable[[], Progress] = lambda: Progress(options.total, clock=clock)
+        self._run, self._progress = "", self._new_progress()
 
     def update(self) -> bool:
         """Read the file. Returns whether there are new steps."""
@@ -144,20 +136,18 @@ class RunScreen:
         return True
 
     def _count(self, history) -> None:
-        from treeviz.inspector.panel import Progress
         from treeviz.steps.recording.history import main_source
 
         source = main_source(history)
         if history.run != self._run:
-            self._run, self._progress = history.run, Progress(self._total, clock=self._clock)
-        is_first = self._progress.n_arrived == 0
+            self._run, self._progress = history.run, self._new_progress()
         self._progress.arrive()
-        if is_first:
+        if self._progress.n_arrived == 1:
             self._progress.begin(history.tracks[source, history.statistics(source)[0]])
         self._progress.count(history.last(source)[0])
 
-    def drawn(self, width: int) -> tuple[list[str], list[Line], list[str]]:
-        """The lines above the rows, the rows, and what did not fit into them."""
+    def drawn(self, width: int) -> tuple[list[str], list[tuple[int, str]], list[str]]:
+        """The lines above the rows, the lines of rows, with their numbers, and what did not fit into them."""
         from treeviz.views.text.rows import Truncated
         from treeviz.views.text.terminal import UNICODE
         from treeviz.views.text.text import drawn, in_brief
@@ -167,25 +157,20 @@ class RunScreen:
         rows, n_left_out = self._rows()
         sparkline = max(12, (width - _NARROW) // 2)
         made: Drawn = drawn(in_brief(self._view), Truncated(rows, n_left_out, {}), width, True, UNICODE, sparkline)
-        return made.head, [Line(*each) for each in made.rows], [*made.foot()]
+        return made.head, [*made.rows], [*made.foot()]
 
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows that are shown, and how many children of each are not."""
         assert self._view is not None
         table, matches, self._wrong_query = self._view.table, None, ""
-        if self.query:
-            try:
-                matches = self._view.find(self.query)
-            except ValueError as error:
-                self._wrong_query = one_line(error)
+        try:
+            matches = self._view.find(self.query) if self.query else None
+        except ValueError as error:
+            self._wrong_query = one_line(error)
         if matches is not None:
             is_shown = np.zeros(len(table), bool)
-            is_shown[0] = True
-            for match in matches:
-                row = match.number
-                while not is_shown[row]:
-                    is_shown[row] = True
-                    row = int(table.parent[row])
+            is_shown[[match.number for match in matches]] = is_shown[0] = True
+            is_shown = table.roll(is_shown, "any")  # and what is above them
         else:
             closed = (~self._is_open & (table.end > np.arange(len(table)) + 1)).nonzero()[0]
             ends = np.zeros(len(table) + 1, int)

@@ -21,9 +21,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("run_file", metavar="RUN", help=written)
     parser.add_argument("other", metavar="RUN2", nargs="?", help="another run; status 1 if they differ")
     parser.add_argument("--tree", metavar="NAME", help="the tree to show or compare, if there are several")
-    parser.add_argument(
-        "--follow", action="store_true", help="show the run while it is written; piped: its new findings"
-    )
+    follow = "show the run while it is written; piped: its new findings"
+    parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("--total", metavar="N", type=number("steps"), help="with --follow: the steps of the whole run")
     add_rows(parser)
     add_outputs(parser)

@@ -1,20 +1,173 @@
-"""The outputs of a command: standard output, files, the browser, the summary of a CI job."""
+"""What a command reads and writes: files, folders, Python objects; standard output, pages, the summary of a CI job."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from treeviz.cli.source import end
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from treeviz.integrations.fsspec import RunCopy
     from treeviz.views.tree_view import TreeView
     from treeviz.views.view import Content
+
+# A progress bar, shown if reading takes longer than a second.
+
+DELAY_S = 1.0  # until the bar appears
+_bars: list[Any] = []  # the bar of the running command, and a line about what it does
+_expected: list[Any] = []  # trees not yet in the bar's total
+
+
+class _StatusLine:
+    """A line on standard error about a step that takes long; erased before anything is printed."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        print(f"{text}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        print(f"\r{' ' * len(self._text)}\r", end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Show what the command does until it prints something; nothing if standard error is not a terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        _bars.append(_StatusLine(text))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    from treeviz.integrations.tqdm import bytes_bar
+    from treeviz.tree.stored import on_fetch, on_read
+
+    bar = bytes_bar(DELAY_S)
+    if bar is not None:
+        _bars.append(bar)
+        on_read.append(_advance)
+        on_fetch.append(_fetched)
+    try:
+        yield
+    finally:
+        end()
+
+
+def _fetched(n_bytes: int) -> None:
+    """Count the bytes of headers at an address, until values are read."""
+    if _bars:
+        _bars[-1].total += n_bytes
+        _bars[-1].update(n_bytes)
+
+
+def _advance(n_bytes: int) -> None:
+    import jax
+
+    from treeviz.tree.stored import Stored, on_fetch
+
+    if _fetched in on_fetch:
+        on_fetch.remove(_fetched)
+    while _expected:
+        leaves = jax.tree.leaves(_expected.pop())
+        _bars[-1].total += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Stored))
+    _bars[-1].update(n_bytes)
+
+
+def end() -> None:
+    """Remove the bar, before anything is printed, also to standard error."""
+    from treeviz.tree.stored import on_fetch, on_read
+
+    _expected.clear()
+    for report, reports in ((_advance, on_read), (_fetched, on_fetch)):
+        if report in reports:
+            reports.remove(report)
+    while _bars:
+        _bars.pop().close()
+
+
+def add_source(parser: argparse.ArgumentParser, name: str, extra_format: str = "", **options: Any) -> None:
+    """Declare the arguments for the files; `extra_format` is one that this command reads, too."""
+    from treeviz.reader import READERS
+
+    objects = "or a Python object, package.module:name; also at s3://, gs://, …"
+    texts = ", ".join(READERS), "an Orbax or .safetensors folder", extra_format, objects
+    formats = "; ".join(filter(None, texts))
+    parser.add_argument(name, metavar="FILE", help=formats, **options)
+    parser.add_argument("--like", metavar="MODULE:NAME", help="for .eqx: the model, or a function that returns it")
+    parser.add_argument("--follow-links", action="store_true", help="follow links that lead out of a folder")
+
+
+def load(source: str, options: argparse.Namespace) -> Any:
+    """The tree in a file. Reads only headers until values are needed."""
+    from treeviz.reader import from_python, is_in_python, read
+
+    has_other_files = len(getattr(options, "files", ())) > 1  # only .eqx files need --like then
+    like = None if has_other_files and not source.lower().endswith(".eqx") else options.like
+    is_python = is_in_python(source)
+    with working_directory() if like is not None or is_python else nullcontext():
+        like = None if like is None else from_python(like)
+        tree = from_python(source) if is_python else None
+    tree = tree if is_python else read(source, like=like, follow_links=options.follow_links)
+    if _bars:  # the stored leaves of a tree come into the bar's total once the first bytes are read
+        _expected.append(tree)
+    return tree
+
+
+@contextmanager
+def working_directory() -> Iterator[None]:
+    """The working directory is on the path of imports.
+
+    It is only here: for a file, a library such as gguf must never come from there.
+    """
+    importlib.import_module("jax.numpy")  # the installed one, which a module may import first
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:  # the module may have changed the list
+            sys.path.remove(here)
+
+
+def run_at(file: str) -> Path | RunCopy:
+    """A recorded run: a file, or a copy of one at an address."""
+    from treeviz.reader import path_of
+
+    if isinstance(path := path_of(file), Path):
+        return path
+    from treeviz.integrations.fsspec import RunCopy
+
+    return RunCopy(path)
+
+
+def name_of(source: str) -> str:
+    """A Python identifier for the tree."""
+    from treeviz.reader import identifier
+
+    return identifier(source)
+
+
+@contextmanager
+def stacks_of(source: str) -> Iterator[None]:
+    """Rewrites the error about a --stacked glob without arrays for users of the command."""
+    from treeviz.tree.layers import NoStack
+
+    try:
+        yield
+    except NoStack as error:
+        find = f"treeviz {shlex.quote(source)} --find {shlex.quote(error.glob)}"
+        raise ValueError(
+            f"--stacked {error.glob!r}: no array with axes has a key path that ends like this. {find} lists what has, "
+            "and a glob may also name a node above the arrays."
+        ) from None
+
+
+# The outputs: standard output, files, the browser, the summary of a CI job
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2  # the exit statuses, as those of diff and grep
 _SUFFIXES = {"html": ".html", "json": ".json", "text": ".txt", "svg": ".svg", "png": ".png", "md": ".md", "mmd": ".mmd"}
@@ -57,22 +210,17 @@ def check_outputs(options: argparse.Namespace) -> None:
         if (out := getattr(options, name, None)) in (None, "-"):
             continue
         path, why = Path(os.path.realpath(out)), ""
+        is_inside = any(path.is_relative_to(os.path.realpath(file)) for file in inputs)
         if any(os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path) for file in inputs):
             why = "would overwrite an input file"
         elif names_a_format(path.name):
             why = "is named like a checkpoint, a run or a module"
-        elif _may_be_of_a_folder(path, suffix) and any(path.is_relative_to(os.path.realpath(file)) for file in inputs):
-            why = "would overwrite a file in the input folder"
+        elif is_inside and path.is_file() and (path.suffix != suffix or suffix == ".json"):
+            with open(path, "rb") as file:  # a part of a checkpoint, unless it is a former output
+                is_ours = file.read(len(_OUR_JSON)) == _OUR_JSON
+            why = "" if is_ours else "would overwrite a file in the input folder"
         if why:
             raise ValueError(f"--{name} {one_line(out)} {why}. Write --{name} tree{suffix}, for example.")
-
-
-def _may_be_of_a_folder(path: Path, suffix: str) -> bool:
-    """Whether a file in the folder of a checkpoint may be a part of that, and is no former output."""
-    if not path.is_file() or (path.suffix == suffix and suffix != ".json"):
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(_OUR_JSON)) != _OUR_JSON
 
 
 def number(unit: str) -> Callable[[str], int]:
@@ -106,15 +254,12 @@ def deliver(
     makers: dict[str, Callable[[], Content]] = view.outputs()
     makers[".txt"] = lambda: (f"{line}\n" for line in view.lines(options.width))
     wanted = {name: out for name in _SUFFIXES if (out := getattr(options, name)) is not None}
-    written = []
     for name, out in wanted.items():
         make = makers[_SUFFIXES[name]]
         if out == "-":
             _write(make())
         else:
-            path = Path(out)
-            write(path, {path.suffix.lower(): make})
-            written.append(f"Wrote {one_line(out)}")
+            write(Path(out), {Path(out).suffix.lower(): make})
     if options.open:
         open_page(view.table.name, view.html)
     try:
@@ -128,11 +273,12 @@ def deliver(
                 print_text(text)
             else:
                 _write(f"{line}\n" for line in text)
-        if written:  # then the names of the files are below the text
+        if {*wanted.values()} - {"-"}:  # then the names of the files are below the text
             sys.stdout.flush()
     finally:
-        for line in written:
-            print_error(line)
+        for out in wanted.values():
+            if out != "-":
+                print_error(f"Wrote {one_line(out)}")
 
 
 def is_terminal() -> bool:

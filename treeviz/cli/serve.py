@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from treeviz.cli.output import SAME, number, print_error
+from treeviz.cli.output import SAME, number, print_error, run_at
 
 PORT = 8710
 _MMAP_THRESHOLD = -3  # of glibc's malloc.h
@@ -36,7 +36,6 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerator is the training's
     from treeviz.cli.site import RUN, Site
-    from treeviz.cli.source import run_at
     from treeviz.integrations import not_installed
     from treeviz.reader import path_of
 

@@ -14,15 +14,19 @@ from treeviz.cli.output import (
     DIFFERENT,
     SAME,
     add_outputs,
+    add_source,
     deliver,
     is_terminal,
+    load,
     markdown_list,
+    name_of,
     number,
     one_line,
     print_error,
     printed,
+    run_at,
+    stacks_of,
 )
-from treeviz.cli.source import add_source, load, name_of, run_at, stacks_of
 
 if TYPE_CHECKING:
     from treeviz.inspector.inspector import GradientInspector

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from treeviz.cli.output import one_line
@@ -20,9 +20,6 @@ from treeviz.steps.findings.finding import Thresholds
 from treeviz.steps.recording.history import main_source
 from treeviz.steps.recording.history_file import journal_of, load
 from treeviz.views.tree_view import TreeView
-
-if TYPE_CHECKING:
-    from treeviz.explorer import Explored
 
 RUN = ".treeviz"
 MOST_ITEMS, _MOST_LEVELS = 10_000, 6
@@ -60,9 +57,9 @@ class Site:
                 kept = [name for name in sorted(folders) if not name.startswith(".") and not (here / name).is_symlink()]
                 checkpoints = [name for name in kept if is_checkpoint(here / name)]
                 folders[:] = [name for name in kept if name not in checkpoints] if level < _MOST_LEVELS else []
-                for name in (*sorted(files), *checkpoints):
-                    item = here / name
-                    if (name in checkpoints or _is_item(name)) and not item.is_symlink():
+                items = [name for name in sorted(files) if name[:1] != "." and name.lower().endswith((RUN, *READERS))]
+                for item in (here / name for name in (*items, *checkpoints)):
+                    if not item.is_symlink():
                         yield start + item.relative_to(path).as_posix(), item, item.suffix == RUN
 
     def _by_key(self) -> dict[str, tuple[Any, bool]]:
@@ -97,8 +94,8 @@ class Site:
                 began = time.monotonic()
                 with self._loading:
                     facts = _facts_of(paths[key][0], self._opened.get(key))
-                again = time.monotonic() + (time.monotonic() - began) / _SHARE
-                self._facts[item["key"]] = (item["written"], item["bytes"]), facts, again
+                ended = time.monotonic()
+                self._facts[key] = (item["written"], item["bytes"]), facts, ended + (ended - began) / _SHARE
 
     def open(self, key: str | tuple[str, str], publish: Any) -> Any:
         """Open a run, a checkpoint or two runs: a `ServedRun`, a `ServedTree` or `TwoServedRuns`.
@@ -114,15 +111,18 @@ class Site:
                 return TwoServedRuns([paths[each][0] for each in key], names, publish)
         path, is_run = paths[key]
         if not is_run:
-            return ServedTree(_explored(path))
+            from treeviz.explorer import Explored
+            from treeviz.prepare import prepare
+
+            def make_view(tree: Any, trees: Any) -> tuple[TreeView, list[Any]]:
+                prepared = prepare(tree, name=identifier(path))
+                return TreeView(prepared.table, prepared.columns), prepared.nodes
+
+            return ServedTree(Explored(read(path), make_view, trees={}, keep=True, by_page=True))
         with self._loading:
             run = self._opened[key] = ServedRun(path, publish)
             run.content()  # it is kept
         return run
-
-
-def _is_item(name: str) -> bool:
-    return not name.startswith(".") and name.lower().endswith((RUN, *READERS))
 
 
 def _content_of(path: Any) -> tuple[float, int]:
@@ -164,14 +164,3 @@ def _facts_of(path: Any, opened: ServedRun | None) -> dict[str, Any]:
     except Exception as error:  # a file of another program, or one that is being written
         text = one_line(error).removeprefix(f"load: {path} is ")  # its name is beside it
         return {"findings": [["error", text]], "nFindings": 1}
-
-
-def _explored(path: Any) -> Explored:
-    from treeviz.explorer import Explored
-    from treeviz.prepare import prepare
-
-    def make_view(tree: Any, trees: Any) -> tuple[TreeView, list[Any]]:
-        prepared = prepare(tree, name=identifier(path))
-        return TreeView(prepared.table, prepared.columns), prepared.nodes
-
-    return Explored(read(path), make_view, trees={}, keep=True, by_page=True)

@@ -168,15 +168,14 @@ class RemotePath:
         """How TensorStore, which reads the arrays of Orbax, opens the folder with a driver of its own."""
         protocol, _, rest = self._address.partition("://")
         place, _, path = rest.rstrip("/").partition("/")
-        if protocol in ("gs", "gcs"):
-            return {"driver": "gcs", "bucket": place, "path": f"{path}/"}
         if self.is_http:
             return {"driver": "http", "base_url": f"{protocol}://{place}", "path": f"/{path}/"}
-        if protocol != "s3":
+        driver = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}.get(protocol)
+        if driver is None:
             raise LoadError(f"{self}: TensorStore, which reads the arrays of Orbax, has no driver for {protocol}://")
-        spec = {"driver": "s3", "bucket": place, "path": f"{path}/"}
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL"))
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL")) if driver == "s3" else None
         region = os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
+        spec = {"driver": driver, "bucket": place, "path": f"{path}/"}
         return spec | ({"endpoint": endpoint, "aws_region": region} if endpoint else {})
 
     # What is known of it
@@ -187,8 +186,8 @@ class RemotePath:
             if self.is_http and self._parent is not None and not self.suffix:
                 with suppress(OSError):  # its name does not say whether it is a file
                     self._parent._listed()
-            in_list = self._parent is not None and (not self.is_http or self._parent._children is not None)
             try:
+                in_list = self._parent is not None and (not self.is_http or self._parent._children is not None)
                 if in_list or (self.name.endswith(".index.json") and not self.is_http):
                     self.parent._listed()  # one request for all its files
                 elif not self.suffix:
@@ -288,13 +287,11 @@ class RemotePath:
             if not first <= start < end:
                 goes_on = 0 < start == end
                 ahead, self._next = self._next, None
+                first, is_end = start, size - start < _BLOCK or size <= _HEAD  # such as the list in an archive
                 if goes_on and ahead is not None and ahead[0] == start:
-                    first, data = start, ahead[1].result()
+                    data = ahead[1].result()
                 else:
-                    if not goes_on and (size - start < _BLOCK or size <= _HEAD):  # such as the list in an archive
-                        first = max(0, size - _HEAD)
-                    else:
-                        first = start
+                    first = max(0, size - _HEAD) if is_end and not goes_on else start
                     n_more = 2 * len(data) if goes_on else _HEAD if first < start or not start else n + _BLOCK
                     data = self._fetch(first, min(max(n_more, n), _MOST))
                 self._keep(first, data)
@@ -306,7 +303,13 @@ class RemotePath:
 
     def _keep(self, start: int, data: bytes) -> None:
         self._start, self._data = start, data
-        _forget_oldest(self, len(data))
+        with _keeping:
+            _kept.pop(self, None)
+            _kept[self] = len(data)
+            while sum(_kept.values()) > _MOST_KEPT and len(_kept) > 1:  # those that were read longest ago forget theirs
+                oldest = next(iter(_kept))
+                del _kept[oldest]
+                oldest._data, oldest._next = b"", None
 
     def _fetch(self, start: int, n: int, is_checked: bool = True) -> bytes:
         # Without the lock, which is held by the one that waits for what is read ahead.
@@ -341,8 +344,7 @@ class _RemoteFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         return self._at
@@ -409,17 +411,6 @@ class RunCopy:
 
 _kept: dict[RemotePath, int] = {}  # the bytes that each file keeps, the oldest first
 _keeping = threading.Lock()
-
-
-def _forget_oldest(path: RemotePath, n_bytes: int) -> None:
-    """Let the files that were read longest ago forget their parts, so that all keep a bounded number of bytes."""
-    with _keeping:
-        _kept.pop(path, None)
-        _kept[path] = n_bytes
-        while sum(_kept.values()) > _MOST_KEPT and len(_kept) > 1:
-            oldest = next(iter(_kept))
-            del _kept[oldest]
-            oldest._data, oldest._next = b"", None
 
 
 @cache

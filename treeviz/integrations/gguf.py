@@ -35,16 +35,8 @@ _CUT = "it is cut: its header goes on"
 _FEW = 16  # values of an array in the metadata that are shown
 _MOST_SUMMED = 64 << 20  # bytes of a value with a checksum
 _PIECE = 1 << 20  # bytes of one read
-_PLAIN: dict[str, Any] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F64": np.float64,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-}
+_PLAIN: dict[str, Any] = {f"I{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)} | {"BF16": ml_dtypes.bfloat16}
+_PLAIN |= {f"F{n}": np.dtype(f"float{n}") for n in (16, 32, 64)}
 
 
 def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
@@ -60,10 +52,10 @@ def read_gguf(path: Path) -> Iterator[tuple[str, Stored]]:
     ranges: list[tuple[int, int, str]] = []
     known: dict[tuple[tuple[int, ...], int], _Kind] = {}  # the arrays of a model have few shapes
     for name, shape, code, offset in tensors:
-        kind = known.get((shape, code))
-        if kind is None:
+        if (shape, code) not in known:
             type_ = GGMLQuantizationType(code)
-            kind = known[shape, code] = _kind(_shown(name), shape, type_, *GGML_QUANT_SIZES[type_])
+            known[shape, code] = _kind(_shown(name), shape, type_, *GGML_QUANT_SIZES[type_])
+        kind = known[shape, code]
         ranges.append((offset, offset + kind.n_bytes, name))
         at = At(path, start + offset, state)
         chunks = at if kind.blocks is None else _Blocks(at, kind.blocks)
@@ -92,10 +84,9 @@ def _kind(shown: str, shape: tuple[int, ...], kind: Any, n_in_block: int, n_byte
     if n_numbers % n_in_block or (shape and shape[-1] % n_in_block):
         raise ValueError(f"{shown} of {kind.name} has a last axis of {shape[-1]:,}, and blocks of {n_in_block}")
     n_bytes = n_numbers // n_in_block * n_bytes_of_block
-    if kind.name in _PLAIN:
-        return _Kind(shape, n_bytes, np.dtype(_PLAIN[kind.name]))
-    text = f"blocks of {n_in_block} in {n_bytes_of_block} bytes"
-    return _Kind(shape, n_bytes, np.dtype(np.float32), kind.name, text, kind)
+    of_blocks = kind.name, f"blocks of {n_in_block} in {n_bytes_of_block} bytes", kind
+    is_plain = kind.name in _PLAIN
+    return _Kind(shape, n_bytes, np.dtype(_PLAIN.get(kind.name, np.float32)), *(() if is_plain else of_blocks))
 
 
 class _Blocks(NamedTuple):
@@ -129,10 +120,8 @@ class _Header:
     """Reads the header. Of a long value in `metadata`, only the length and a checksum are kept."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._size = size_of(file)
-        self._n_values = 0
-        self._checksum = 0
+        self._file, self._size = file, size_of(file)
+        self._n_values = self._checksum = 0
         self.metadata: dict[str, Any] = {}
 
     def tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:

@@ -87,22 +87,17 @@ class Headers:
         arrays: dict[str, Stored] = {}
         for header in HEADERS:
             remaining, values = [name for name in names if name not in arrays], _Values(self, header)
-            known_headers: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
+            known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
             for name, text in read(remaining, header):
-                if text not in known_headers:
-                    known_headers[text] = _shape_and_dtype(name, text, header)
-                arrays[name] = Stored(*known_headers[text], values, name)
+                known[text] = known.get(text) or _shape_and_dtype(name, text, header)
+                arrays[name] = Stored(*known[text], values, name)
         return arrays
 
     def _from_database(self, names: Sequence[str], header: str) -> Iterator[tuple[str, bytes]]:
-        if not names:
-            return
-        database = self._database()
+        database: Any = self._database() if names else None
         for i in range(0, len(names), _AT_ONCE):
-            batch = names[i : i + _AT_ONCE]
-            for name, future in [(name, database.read(f"{name}/{header}")) for name in batch]:
-                result = future.result(_READ_S)
-                if result.state == "value":
+            for name, future in [(name, database.read(f"{name}/{header}")) for name in names[i : i + _AT_ONCE]]:
+                if (result := future.result(_READ_S)).state == "value":
                     yield name, result.value
 
     def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
@@ -223,9 +218,10 @@ def _context(folder: Path, manifest: bytes) -> Any:
 def _tensorstore() -> Any:
     try:
         import tensorstore
+
+        return tensorstore
     except ImportError as error:
         raise not_installed(error, "orbax") from error
-    return tensorstore
 
 
 # The structure of an Orbax checkpoint: the JSON of its `_METADATA`.
@@ -308,7 +304,7 @@ def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
     """The tree with these leaves, given by their keys and the types of the keys."""
     if list(leaves) == [()]:
         return leaves[()]
-    root: dict[Any, Any] = {}
+    root: dict[Any, Any] = _Node()
     inner: list[tuple[dict[Any, Any], Any]] = []  # the parent and key of each dict below, parents first
     for keys, leaf in leaves.items():
         node = root
@@ -316,10 +312,9 @@ def tree_from_leaves(leaves: dict[tuple[tuple[str, int], ...], Any]) -> Any:
             if key not in node:
                 node[key] = _Node()
                 inner.append((node, key))
-            node = node[key]
-            if type(node) is not _Node:
-                raise ValueError("its metadata has a leaf above others")
-        if not keys or keys[-1] in node:
+            if type(node := node[key]) is not _Node:
+                break
+        if not keys or type(node) is not _Node or keys[-1] in node:
             raise ValueError("its metadata has a leaf above others")
         node[keys[-1]] = leaf
     for parent, key in reversed(inner):
@@ -425,19 +420,15 @@ def read_orbax(folder: Path) -> Any:
             metadata = parse_json(read_bounded(path, _MOST_JSON), None)
     metadata = metadata if isinstance(metadata, dict) else {}
     tree = _read_step(folder, metadata.get("item_handlers"))
-    if metadata:
-        stamp(jax.tree.leaves(tree), metadata_of(_about_step(folder, metadata)))
+    if metadata:  # its step, when it was written, metrics and the user's own entries
+        at, metrics, custom = map(metadata.get, ("commit_timestamp_nsecs", "metrics", "custom_metadata"))
+        about: dict[str, Any] = {"step": int(step[1])} if (step := _STEP.fullmatch(folder.name)) else {}
+        if type(at) is int and 0 < at < 1 << 63:
+            about["saved"] = Verbatim(f"{np.datetime64(at, 'ns').astype('datetime64[s]')} UTC")
+        about |= {"metrics": metrics} if metrics else {}
+        about |= custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {}
+        stamp(jax.tree.leaves(tree), metadata_of(about))
     return tree
-
-
-def _about_step(folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of itself: its step, when it was written, metrics and the user's own entries."""
-    step, at, custom = (_STEP.fullmatch(folder.name), *map(metadata.get, ("commit_timestamp_nsecs", "custom_metadata")))
-    about: dict[str, Any] = {"step": int(step[1])} if step is not None else {}
-    if type(at) is int and 0 < at < 1 << 63:
-        about["saved"] = Verbatim(f"{np.datetime64(at, 'ns').astype('datetime64[s]')} UTC")
-    about |= {"metrics": metrics} if (metrics := metadata.get("metrics")) else {}
-    return about | (custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {})
 
 
 def _read_step(folder: Path, handlers: Any) -> Any:
@@ -501,7 +492,7 @@ def _read_item(folder: Path, handler: Any) -> Any:
     if (folder / "metadata").is_file():  # written by the JSON handler
         return parse_json(read_bounded(folder / "metadata", _MOST_JSON))
     names = folders(folder)
-    is_key = _RANDOM_KEY in names or _RANDOM_KEY_OF_NUMPY in names  # an item that contains items
+    is_key = not {_RANDOM_KEY, _RANDOM_KEY_OF_NUMPY}.isdisjoint(names)  # an item that contains items
     return (is_key and _read_items(folder, names, None)) or _NO_ITEM
 
 
@@ -584,9 +575,8 @@ def _sharding_of(text: str) -> Saved | None:
 
 
 def _leaf(entry: Entry, arrays: dict[str, Any], texts: dict[str, Any]) -> Any:
-    name = entry.name
     if entry.kind in _EMPTY_NODES:
         return _EMPTY_NODES[entry.kind]()
     if entry.kind == "string":
-        return texts.get(name, "")
-    return arrays.get(name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))
+        return texts.get(entry.name, "")
+    return arrays.get(entry.name, Unread(visible(entry.kind, 50), "its values are not in the checkpoint"))

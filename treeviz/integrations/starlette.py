@@ -138,7 +138,9 @@ def _event(kind: str, data: Any) -> bytes:
 _MISSED = _event("missed", {})
 
 
-class _Pages:
+class Pages:
+    """The handlers of the server."""
+
     def __init__(self, site: Site) -> None:
         self._site = site
         self._channels: OrderedDict[str | tuple[str, str], _Channel] = OrderedDict()
@@ -151,8 +153,7 @@ class _Pages:
         return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
 
     async def script(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        bundle = {"site.js": "site", "explorer.js": "widget"}.get(name)
+        bundle = {"site.js": "site", "explorer.js": "widget"}.get(request.path_params["name"])
         if bundle is None:
             raise HTTPException(404)
         return Response(script(bundle), media_type="text/javascript", headers={"Cache-Control": "no-cache"})
@@ -213,10 +214,12 @@ class _Pages:
         async with channel.opening:
             if channel.item is None:
                 try:
-                    channel.item = await _or_http_error(self._site.open, key, channel.publish)
-                except HTTPException:
+                    channel.item = await run_in_threadpool(self._site.open, key, channel.publish)
+                except Exception as error:  # of a broken file
                     self._channels.pop(key, None)
-                    raise
+                    if isinstance(error, KeyError):
+                        raise HTTPException(404, "There is no such run or checkpoint.") from None
+                    raise HTTPException(422, error_text(error)) from None
         self._channels[key] = channel  # another request may have taken it out meanwhile
         self._channels.move_to_end(key)
         idle = [key for key, other in self._channels.items() if not other.streams and other is not channel]
@@ -225,15 +228,6 @@ class _Pages:
             if item is not None:
                 await run_in_threadpool(item.close)
         return channel
-
-
-async def _or_http_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return await run_in_threadpool(function, *arguments)
-    except KeyError:
-        raise HTTPException(404, "There is no such run or checkpoint.") from None
-    except Exception as error:  # of a broken file
-        raise HTTPException(422, error_text(error)) from None
 
 
 class _Guard:
@@ -246,18 +240,23 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        await (self._refusal(request) or self._app)(scope, receive, _with_headers(send))
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *(header for header in added if header[0] not in given)]
+            await send(message)
+
+        await (self._refusal(Request(scope)) or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         # Another name is one that another site gave to this address (DNS rebinding). ssh -L may forward another port.
         if host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             return PlainTextResponse("This server answers at 127.0.0.1 and localhost only.", 403)
-        if origin not in (None, f"http://{host}") or request.headers.get("sec-fetch-site") in (
-            "cross-site",
-            "same-site",
-        ):
+        is_of_other_site = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if origin not in (None, f"http://{host}") or is_of_other_site:
             return PlainTextResponse("This server answers its own pages only.", 403)
         given = request.query_params.get("token")
         if given is not None and _same(given, self._token):
@@ -274,23 +273,8 @@ def _same(given: str, token: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
 
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            given = {name.lower() for name, _ in message["headers"]}
-            added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-            message["headers"] = [*message["headers"], *(each for each in added if each[0] not in given)]
-        await send(message)
-
-    return sending
-
-
-def make_app(site: Site, token: str, port: int) -> ASGIApp:
+def make_app(pages: Pages, token: str, port: int) -> ASGIApp:
     """The application: what the requests of the pages reach."""
-    return _guarded(_Pages(site), token, port)
-
-
-def _guarded(pages: _Pages, token: str, port: int) -> ASGIApp:
     routes = [
         Route("/", pages.page),
         Route("/list", pages.list),
@@ -316,9 +300,9 @@ class Server(uvicorn.Server):
     """A server that ends its event streams when it ends, which would not end by themselves."""
 
     def __init__(self, site: Site, token: str, port: int) -> None:
-        self._pages = _Pages(site)
+        self._pages = Pages(site)
         how: dict[str, Any] = {"http": _Protocol, "log_level": "warning", "access_log": False, "server_header": False}
-        app = _guarded(self._pages, token, port)
+        app = make_app(self._pages, token, port)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=2, **how))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -70,18 +70,16 @@ class Rows(ScrollView, can_focus=True):
         row, line = self._lines[y]
         text = Text.from_ansi(line, no_wrap=True, end="")
         if self.has_focus and row == self.selected and (y == 0 or self._lines[y - 1][0] != row):
-            return Strip([Segment(text.plain, Style(reverse=True))]).adjust_cell_length(
-                self.size.width, Style(reverse=True)
-            )
+            turned = Style(reverse=True)
+            return Strip([Segment(text.plain, turned)]).adjust_cell_length(self.size.width, turned)
         return Strip(text.render(self.app.console)).adjust_cell_length(self.size.width)
 
     def select(self, row: int) -> None:
         self.selected = row
-        at = next((i for i, (each, _) in enumerate(self._lines) if each == row), None)
-        if at is None:
-            return
-        self.scroll_to_region(Region(0, at, 1, 1), animate=False)
-        self.refresh()
+        at = next((i for i, (number, _) in enumerate(self._lines) if number == row), None)
+        if at is not None:
+            self.scroll_to_region(Region(0, at, 1, 1), animate=False)
+            self.refresh()
 
     def action_move(self, n: int) -> None:
         rows = list(dict.fromkeys(row for row, _ in self._lines))

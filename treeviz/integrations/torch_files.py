@@ -63,21 +63,21 @@ def _loaded(path: Path) -> tuple[Any, _Converter]:
         import torch
     except ImportError as error:
         raise not_installed(error, "torch") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about storages and sparse tensors
-        try:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about storages and sparse tensors
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            message = str(error)
-            if "weights_only" in message.lower() or "Unsupported" in message:
-                lines = [line.strip() for line in message.splitlines()]
-                refused = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0])
-                raise LoadError(
-                    f"{visible(str(path), 1000)} holds more than tensors and plain values. treeviz does not open "
-                    "it, since that runs the code in the file. Load it yourself, if you trust it, and call "
-                    f"treeviz.render(tree). ({visible(refused, 200)})"
-                ) from None
+    except Exception as error:
+        message = str(error)
+        if "weights_only" not in message.lower() and "Unsupported" not in message:
             raise ValueError(error_text(error)) from None
+        lines = [line.strip() for line in message.splitlines()]
+        refused = next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0])
+        raise LoadError(
+            f"{visible(str(path), 1000)} holds more than tensors and plain values. treeviz does not open it, since "
+            "that runs the code in the file. Load it yourself, if you trust it, and call treeviz.render(tree). "
+            f"({visible(refused, 200)})"
+        ) from None
     return contents, _Converter(torch, path, state)
 
 
@@ -115,18 +115,15 @@ class _Converter:
             raise ValueError(f"it has more than {_MOST_VALUES:,} values, or {_MOST_LEVELS} levels")
         if isinstance(value, self._torch.Tensor):
             return self._stored(value, name)
+        start = f"{name}." if name else ""
         if isinstance(value, dict):
-            children = {key: self.tree(child, self._join(name, key), level + 1) for key, child in value.items()}
-            return _nested(children)
+            return _nested({key: self.tree(child, f"{start}{key}", level + 1) for key, child in value.items()})
         if isinstance(value, list | tuple):
-            items = [self.tree(child, self._join(name, i), level + 1) for i, child in enumerate(value)]
+            items = [self.tree(child, f"{start}{i}", level + 1) for i, child in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         if value is None or isinstance(value, bool | int | float | complex | str):
             return value
         return Unread(type(value).__name__, visible(str(value), 100))
-
-    def _join(self, name: str, key: Any) -> str:
-        return f"{name}.{key}" if name else str(key)
 
     def _stored(self, tensor: Any, name: str) -> Stored:
         torch, kind = self._torch, str(tensor.dtype).removeprefix("torch.")

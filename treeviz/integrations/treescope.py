@@ -75,10 +75,10 @@ def _reason(error: BaseException, what: str = "draw this") -> str:
     return f"treescope{version} cannot {cannot}: {error_text(error)}"
 
 
-def _import_error() -> BaseException | None:
-    """Import treescope, which may raise; returns None if it does not."""
+def _import_error() -> None:
+    """Import treescope, which may raise."""
     with _treescope():
-        return None
+        pass
 
 
 def pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Drawing]:
@@ -134,14 +134,13 @@ class _Opening:
             return handlers.handle_basic_types(node, None, subtree_renderer)
         items = contents(node, _MOST_ITEMS) if may_open and not known else []
         if not items:
-            name = known or value_text(node)
-            return parts.build_one_line_tree_node(parts.abbreviation_color(parts.text(name)), None)
+            name = parts.text(known or value_text(node))
+            return parts.build_one_line_tree_node(parts.abbreviation_color(name), None)
         comma = parts.siblings(",", parts.fold_condition(collapsed=parts.text(" ")))
-        commas = [comma] * (len(items) - 1) + [parts.fold_condition(expanded=parts.text(","))]
-        children = [
-            parts.siblings_with_annotations(f"{step.removeprefix('.')}=", subtree_renderer(inner), after)
-            for (step, inner), after in zip(items, commas, strict=True)
-        ]
+        commas, children = [comma] * (len(items) - 1) + [parts.fold_condition(expanded=parts.text(","))], []
+        for (step, inner), after in zip(items, commas, strict=True):
+            name = f"{step.removeprefix('.')}="
+            children.append(parts.siblings_with_annotations(name, subtree_renderer(inner), after))
         prefix = parts.text(f"{qualified_name(type(node))}(")
         return parts.build_foldable_tree_node_from_children(prefix, children, ")")
 
@@ -157,11 +156,8 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Dr
     """
     leaves = [row for row in np.flatnonzero(table.is_leaf).tolist() if KINDS[table[row].kind].has_values]
     arrays = {row: array_inside(nodes[row]) if table[row].kind == "variable" else nodes[row] for row in leaves}
-    candidates = [
-        row
-        for row, array in arrays.items()
-        if is_drawable(array) and (not isinstance(array, jax.Array) or array.is_fully_addressable)
-    ]
+    is_here = lambda array: not isinstance(array, jax.Array) or array.is_fully_addressable  # noqa: E731
+    candidates = [row for row, array in arrays.items() if is_drawable(array) and is_here(array)]
     limit, candidates = _fair([int(arrays[row].size) for row in candidates], candidates)
     error = guarded(_import_error, lambda error: error) if candidates else None
     pictures, drawn = {}, {}  # a shared array is drawn once

@@ -95,10 +95,6 @@ class At(NamedTuple):
     def __call__(self, stored: Stored) -> Iterator[np.ndarray]:
         return chunks_from(self.opened, stored)
 
-    def later(self, n_bytes: int) -> At:
-        """A reader that starts `n_bytes` later."""
-        return self._replace(start=self.start + n_bytes)
-
     def part(self, stored: Stored, place: tuple[slice, ...]) -> np.ndarray:
         """A part of the array; reads a few pages of the file for each row, and more at once where a read takes long."""
         places, size = places_of(stored, place), stored.dtype.itemsize
@@ -313,16 +309,12 @@ def with_scales(arrays: dict[str, Any]) -> dict[str, Any]:
     """The arrays; a quantized one that has a scale names it in its text."""
     scaled: dict[str, Any] = {}
     for name, array in arrays.items():
-        if type(array) is not Stored or array.text:
-            continue
-        is_packed = name.endswith("qweight")
-        if not (is_packed or (array.dtype.itemsize == 1 and array.dtype != np.bool_)):
-            continue
-        prefix = name.rpartition(".")[0]
-        candidates = [f"{name}{ending}" for ending in _SCALES] + [f"{prefix}.scales"] * is_packed
-        scale = next(filter(arrays.__contains__, candidates), None)
-        if scale is not None:
-            scaled[name] = replace(array, text=f"scaled by {scale.removeprefix(f'{prefix}.')}")
+        is_plain, is_packed = type(array) is Stored and not array.text, name.endswith("qweight")
+        if is_plain and (is_packed or (array.dtype.itemsize == 1 and array.dtype != np.bool_)):
+            prefix = name.rpartition(".")[0]
+            candidates = [f"{name}{ending}" for ending in _SCALES] + [f"{prefix}.scales"] * is_packed
+            if scale := next(filter(arrays.__contains__, candidates), None):
+                scaled[name] = replace(array, text=f"scaled by {scale.removeprefix(f'{prefix}.')}")
     return arrays | scaled
 
 
@@ -376,7 +368,7 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
     is_twice = len(archive.NameToInfo) < len(members)
     if hasattr(path, "fetch_parts"):  # at an address
         path.fetch_parts([member.header_offset for member in members[:_MOST_AHEAD]], _USUAL)
-    n_same = Counter(map(attrgetter("filename"), members)) if is_twice else Counter()
+    n_later = Counter(map(attrgetter("filename"), members)) if is_twice else Counter()
     headers: dict[bytes, _Header] = {}  # a model has few distinct shapes
     for member in members:
         name = member.filename.removesuffix(".npy")
@@ -384,12 +376,11 @@ def read_npz(path: Path) -> Iterator[tuple[str, Any]]:
             entry = _entry(archive, member, name, headers)
         else:
             entry = Unread("file", "not an array")
-            if f"{name}.npy" in archive.NameToInfo:
-                name = f"{name} (not an array)"
+            name += " (not an array)" * (f"{name}.npy" in archive.NameToInfo)
         if is_twice:
-            n_same[member.filename] -= 1
-            if n_same[member.filename]:
-                name = f"{name} (hidden {n_same[member.filename]})"
+            n_later[member.filename] -= 1
+            if n := n_later[member.filename]:
+                name += f" (hidden {n})"
                 entry = Unread("hidden", "numpy.load gives a later array of the same name")
         yield name, entry
     archive.filelist.clear()
@@ -408,8 +399,7 @@ def read_eqx(path: Path) -> list[Stored]:
         while (start := file.tell()) < size:
             if len(arrays) >= _MAX_ARRAYS:
                 raise ValueError(f"it has more than {_MAX_ARRAYS:,} arrays")
-            name = f"array {len(arrays)}"
-            header = _read_header(file, name)
+            header = _read_header(file, name := f"array {len(arrays)}")
             header = header._replace(start=start + header.start)
             _check_size(name, header, size)
             arrays.append(header.stored(At(path, header.start, state), name))
@@ -464,12 +454,10 @@ def _entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, headers
     if member.flag_bits & _ENCRYPTED:
         return Unread("file", "encrypted: treeviz asks for no password")
     text = _header_text(archive, member)
-    header = headers.get(text)
-    if header is None:
+    if (header := headers.get(text)) is None:
         with io.BytesIO(text) if text else archive.open(member) as file:
             header = _read_header(file, visible(member.filename, 100))
-        if text:
-            headers[text] = header
+        headers |= {text: header} if text else {}
     if member.file_size - header.start < header.n_bytes:
         _check_size(member.filename, header, member.file_size)
     return header.stored(_new_member((archive, header.start, _place_of(member))), name)
@@ -538,26 +526,11 @@ _TENSOR = re.compile(
     re.ASCII,
 )
 
-_DTYPES = {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "U16": np.uint16,
-    "I16": np.int16,
-    "U32": np.uint32,
-    "I32": np.int32,
-    "U64": np.uint64,
-    "I64": np.int64,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "C64": np.complex64,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-}
+_DTYPES: dict[str, Any] = {"BOOL": np.bool_, "BF16": ml_dtypes.bfloat16, "C64": np.complex64}
+_DTYPES |= {f"{kind}{n}": f"{name}{n}" for kind, name in (("U", "uint"), ("I", "int")) for n in (8, 16, 32, 64)}
+_DTYPES |= {f"F{n}": f"float{n}" for n in (16, 32, 64)}
+_DTYPES |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+_DTYPES |= {"F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz}
 # dtypes that older releases of ml_dtypes lack, and the bits of a number in the file
 _NEWER = {"F8_E8M0": ("float8_e8m0fnu", 8), "F6_E2M3": ("float6_e2m3fn", 6), "F6_E3M2": ("float6_e3m2fn", 6)}
 _NEWER["F4"] = ("float4_e2m1fn", 4)
@@ -571,14 +544,12 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             raise ValueError(f"its header would be {n_header:,} bytes long, the file has {size:,}")
         text = [file.read(n_header)]  # 12 MB for 100,000 tensors; popped below, so that it can be freed
     n_data, start_of_data = size - 8 - n_header, 8 + n_header
-    ranges: list[tuple[int, int, str]] = []
+    ranges, tensors = list[tuple[int, int, str]](), list[tuple[str, Stored]]()
     kinds: dict[tuple[str, tuple[int, ...]], _TensorType] = {}  # a model has few distinct shapes
     metadata: dict[str, Any] = {}
-    tensors: list[tuple[str, Stored]] = []
     for key, dtype, shape, start, end in _tensors(text.pop(), metadata):
         ranges.append((start, end, key))
-        kind = kinds.get((dtype, shape))
-        if kind is None:
+        if (kind := kinds.get((dtype, shape))) is None:
             kind = kinds[dtype, shape] = _tensor_type(_shown(key), dtype, shape, end - start)
         if end - start != kind.n_bytes:
             raise ValueError(f"{_shown(key)} has {end - start:,} bytes, and needs {kind.n_bytes:,}")
@@ -622,19 +593,13 @@ def read_shards(folder: Path, names: Sequence[str]) -> Pairs:
         raise ValueError(f"it has {len(indices)} indices: name one of {shown}")
     if indices:
         yield from read_index(folder / indices[0])
-    else:
-        for name in fetch_ahead(folder, [*names, *_missing(names)]):
-            yield from _shard(folder, name, read_safetensors)
-
-
-def _missing(names: Sequence[str]) -> Iterator[str]:
-    """The names that are missing from numbered files such as "model-00001-of-00002.safetensors"."""
-    match = next(filter(None, map(_NUMBERED.fullmatch, names)), None)
-    if match is not None:
+        return
+    match, numbered = next(filter(None, map(_NUMBERED.fullmatch, names)), None), list[str]()
+    if match is not None:  # of numbered files such as "model-00001-of-00002.safetensors" some may be missing
         before, number, n = match.groups()
-        present = set(names)
-        numbered = (f"{before}{i:0{len(number)}}-of-{n}.safetensors" for i in range(1, int(n) + 1))
-        yield from (name for name in numbered if name not in present)
+        numbered = [f"{before}{i:0{len(number)}}-of-{n}.safetensors" for i in range(1, int(n) + 1)]
+    for name in fetch_ahead(folder, [*dict.fromkeys([*names, *numbered])]):
+        yield from _shard(folder, name, read_safetensors)
 
 
 def _shard(folder: Path, name: str, read: Callable[[Path], Pairs]) -> Pairs:
@@ -721,9 +686,8 @@ def _tensor_type(shown: str, name: str, shape: tuple[int, ...], n_given: int) ->
         stored_as = visible(str(name), 20)
         unknown = refuse(f"treeviz does not read the values of {stored_as}")
         return _TensorType(shape, np.dtype(np.void), n_bytes, stored_as, "", lambda _, stored: unknown(stored))
-    if n_bits == 8:
-        return _TensorType(shape, np.dtype(known), n_bytes)
-    return _TensorType(shape, np.dtype(known), n_bytes, "", "2 numbers in a byte", _nibbles)
+    text, values = ("2 numbers in a byte", _nibbles) if n_bits == 4 else ("", None)
+    return _TensorType(shape, np.dtype(known), n_bytes, "", text, values)
 
 
 def _shown(key: str) -> str:
@@ -809,8 +773,7 @@ class _Scanner:
             return self._map(code & 15, name, level)
         if code in _KIND_OF:
             kind, width = _KIND_OF[code]
-            n = int.from_bytes(self._read(width), "big")
-            return self._ext(n, name, level) if kind == "ext" else getattr(self, f"_{kind}")(n, name, level)
+            return getattr(self, f"_{kind}")(int.from_bytes(self._read(width), "big"), name, level)
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 0x100
         if code < 0xC0:
@@ -879,8 +842,7 @@ class _Scanner:
         n = head[0] - 0xA0 if head else -1
         if 0 <= n < len(head):  # a short text that ends in the buffer
             text = head[1 : n + 1]
-            key = self._keys.get(text)
-            if key is None:
+            if (key := self._keys.get(text)) is None:
                 key = self._keys[text] = text.decode("utf-8")
             self._at += n + 1
             self._n_values += 1

@@ -47,7 +47,7 @@ _MOST_RUNS = 4  # of ids in a text
 
 def describe_sharding(sharding: Any) -> Sharding | None:
     """The facts of a sharding that do not depend on the array; None if there are none."""
-    return guarded(functools.partial(_describe, sharding), lambda _: None)
+    return guarded(lambda: _describe(sharding), lambda _: None)
 
 
 def traced_sharding(aval: Any) -> Any:
@@ -82,13 +82,12 @@ def _axis_types(sharding: Any) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def _describe(sharding: Any) -> Sharding | None:
-    is_named = isinstance(sharding, jax.sharding.NamedSharding)
     devices = _devices(sharding)
     ids = tuple([device.id for device in devices])
     ids = DeviceIds(ids) if len(ids) > _MOST_RUNS else ids
     platform = devices[0].platform if devices else ""
     n_devices, text, axes = len(devices), class_name(type(sharding)), ""
-    if is_named:
+    if isinstance(sharding, jax.sharding.NamedSharding):
         if sharding.mesh.empty:
             return None
         n_devices = sharding.mesh.size
@@ -150,10 +149,8 @@ def id_text(ids: Sequence[int]) -> str:
 
 def _devices(sharding: Any) -> list[Any]:
     """The devices in the order of the mesh, or else of their ids; empty for an abstract mesh."""
-    in_order = guarded(lambda: list(sharding.mesh.devices.flat), lambda _: None)
-    if in_order is not None:
-        return in_order
-    return sorted(guarded(lambda: sharding.device_set, lambda _: ()), key=lambda device: device.id)
+    by_id = lambda _: sorted(guarded(lambda: sharding.device_set, lambda _: ()), key=lambda x: x.id)  # noqa: E731
+    return guarded(lambda: list(sharding.mesh.devices.flat), by_id)
 
 
 def _memory(sharding: Any, devices: list[Any]) -> str:
@@ -199,14 +196,10 @@ def array_like_reader(cls: type) -> Callable[[Any], ArrayLike | None]:
 
     def read(value: Any) -> ArrayLike | None:
         shape = _shape(guarded(lambda: shape_of(value), lambda _: None))
-        if shape is None:
+        if shape is None or (dtype := guarded(lambda: _dtype(dtype_of(value)), lambda _: None)) is None:
             return None
-        dtype = guarded(lambda: _dtype(dtype_of(value)), lambda _: None)
-        if dtype is None:
-            return None
-        name, itemsize = dtype
         n_elements = 0 if "?" in shape else math.prod(shape)
-        return ArrayLike(shape, name, n_elements, n_elements * itemsize, has_values)
+        return ArrayLike(shape, dtype[0], n_elements, n_elements * dtype[1], has_values)
 
     return read
 
@@ -237,11 +230,9 @@ def _may_run(cls: type, function: Any, visited: tuple[Any, ...] = ()) -> bool:
     if code is None or not _ends(code) or names & {"__getattr__", "__getattribute__"}:
         return False
     visited = (*visited, function)
-    for name in names & set(code.co_names):
-        attribute = class_attribute(cls, name)
-        if type(attribute) is property and attribute.fget not in visited and not _may_run(cls, attribute.fget, visited):
-            return False
-    return True
+    read = (class_attribute(cls, name) for name in names & set(code.co_names))
+    functions = [attribute.fget for attribute in read if type(attribute) is property]
+    return all(other in visited or _may_run(cls, other, visited) for other in functions)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -261,16 +252,16 @@ def _shape(shape: Any) -> tuple[Any, ...] | None:
     base = next((base for base in (tuple, list) if has_base(type(shape), base)), None)
     if base is None or base.__len__(shape) > _MAX_AXES:
         return None
-    sizes = tuple(map(_size, base.__iter__(shape)))
-    return None if None in sizes else sizes
-
-
-def _size(size: Any) -> int | str | None:
-    if size is None or (type(size) is float and math.isnan(size)):
-        return "?"
-    if has_base(type(size), np.integer):
-        size = int(size)
-    return size if type(size) is int and size >= 0 else None
+    sizes: list[int | str] = []
+    for size in base.__iter__(shape):
+        size = int(size) if has_base(type(size), np.integer) else size
+        if size is None or (type(size) is float and math.isnan(size)):
+            sizes.append("?")
+        elif type(size) is not int or size < 0:
+            return None
+        else:
+            sizes.append(size)
+    return tuple(sizes)
 
 
 def _dtype(dtype: Any) -> tuple[str, int] | None:
@@ -284,11 +275,10 @@ def _dtype(dtype: Any) -> tuple[str, int] | None:
         name = str.__str__(dtype)
         is_name = len(name) <= 40 and _DTYPE_NAME.fullmatch(name)
         return (name, guarded(lambda: np.dtype(name).itemsize, lambda _: 0)) if is_name else None
-    library = module_name(cls).partition(".")[0]
-    if library in _LIBRARIES:
-        name = visible(str(dtype), 40).removeprefix("torch.")
-        return name, guarded(lambda: np.dtype(name).itemsize, lambda _: 0)
-    return None
+    if module_name(cls).partition(".")[0] not in _LIBRARIES:
+        return None
+    name = visible(str(dtype), 40).removeprefix("torch.")
+    return name, guarded(lambda: np.dtype(name).itemsize, lambda _: 0)
 
 
 # Facts of all kinds of leaves
@@ -359,8 +349,7 @@ class FactTable:
             self._last = self._equal_shardings.setdefault(sharding, sharding)
         sharding = self._last  # equal for most arrays; its hash is slow Python code of JAX
         cache_key = (leaf.aval, id(sharding), leaf.committed, leaf.is_deleted())
-        code = self._codes.get(cache_key)
-        if code is not None:
+        if (code := self._codes.get(cache_key)) is not None:
             return code
         aval, _, committed, deleted = cache_key
         return self._remember(cache_key, _facts_of_jax_array(aval, sharding, committed, deleted))
@@ -376,8 +365,7 @@ class FactTable:
     def numpy(self, leaf: Any) -> int:
         cls, shape, dtype = type(leaf), _shape_of(leaf), _dtype_of(leaf)
         cache_key = (id(cls), shape, dtype)
-        code = self._codes.get(cache_key)
-        if code is not None:
+        if (code := self._codes.get(cache_key)) is not None:
             return code
         type_text = f"np.{class_name(cls)}" if module_name(cls).partition(".")[0] == "numpy" else class_name(cls)
         n_elements = _product(shape)
@@ -393,8 +381,7 @@ class FactTable:
 
     def stored(self, leaf: Stored) -> int:
         cache_key = (Stored, leaf.shape, leaf.dtype, leaf.nbytes, leaf.stored_as, leaf.text, leaf.saved)
-        code = self._codes.get(cache_key)
-        if code is not None:
+        if (code := self._codes.get(cache_key)) is not None:
             return code
         is_known = bool(leaf.stored_as) or _has_jax_kind(leaf.dtype)
         dtype = visible(leaf.stored_as) if leaf.stored_as else _dtype_name(leaf.dtype)
@@ -403,9 +390,8 @@ class FactTable:
             text += " (NumPy writes bfloat16 and float8 like this)"
         aval = (leaf.size if is_known else 0, leaf.nbytes, leaf.shape, dtype)
         sharding = None if leaf.saved is None else _saved_sharding(leaf.saved, leaf.shape)
-        return self._remember(
-            cache_key, Facts("stored", "Stored", True, 1, *aval, text=visible(text), sharding=sharding)
-        )
+        facts = Facts("stored", "Stored", True, 1, *aval, text=visible(text), sharding=sharding)
+        return self._remember(cache_key, facts)
 
     def numpy_scalar(self, leaf: Any) -> int:
         dtype = np.generic.dtype.__get__(leaf)  # type: ignore[attr-defined]
@@ -437,8 +423,7 @@ class FactTable:
         shape, dtype, weak = leaf.shape, leaf.dtype, bool(leaf.weak_type)
         sharding = getattr(leaf, "sharding", None)
         cache_key = (id(type(leaf)), shape, dtype, weak, sharding)
-        code = self._codes.get(cache_key)
-        if code is not None:
+        if (code := self._codes.get(cache_key)) is not None:
             return code
         place = _sharding_facts(sharding, shape, None)
         facts = _array_facts("shape only", class_name(type(leaf)), leaf, place, weak=weak)

@@ -56,10 +56,8 @@ def describe_function(function: Any) -> str:
     Without file and line for a function that is not written in Python.
     """
     jaxpr = _jaxpr(function)
-    if jaxpr is not None:
-        traced = guarded(lambda: _traced(jaxpr), lambda _: "")
-        if traced:
-            return traced
+    if jaxpr is not None and (traced := guarded(lambda: _traced(jaxpr), lambda _: "")):
+        return traced
     transformations, inner = unwrapped(unboxed(function))
     name, code = transformations + function_name(inner), code_of(inner)
     return name if code is None else f"{name}  {_short_path(code.co_filename)}:{code.co_firstlineno}"
@@ -90,12 +88,9 @@ def captured(function: Any) -> tuple[tuple[str, str], ...]:
     jaxpr = _jaxpr(function)
     if jaxpr is not None:
         return (("jaxpr", value_text(jaxpr)),)
-    texts = []
-    for name, value in captured_values(function):
-        array = array_text(value)
-        text = value_text(value) if array is None else f"{array} ({bytes_text(array_bytes(value))})"
-        texts.append((visible(name), text))
-    return tuple(texts)
+    values = [(visible(name), value, array_text(value)) for name, value in captured_values(function)]
+    as_array = lambda value, array: f"{array} ({bytes_text(array_bytes(value))})"  # noqa: E731
+    return tuple([(name, value_text(x) if array is None else as_array(x, array)) for name, x, array in values])
 
 
 def captured_values(function: Any) -> list[tuple[str, Any]]:
@@ -113,16 +108,13 @@ def captured_values(function: Any) -> list[tuple[str, Any]]:
         code, cells = code_of(function, unwrap=False), getattr(function, "__closure__", None) or ()
         inner = guarded(lambda function=function: getattr(function, "__wrapped__", None), lambda _: None)
         if code is not None and (inner is None or not is_code_of_jax(code)):
-            pairs = zip(code.co_freevars, map(_cell, cells), strict=False)
+            contents = (guarded(lambda cell=cell: cell.cell_contents, lambda _: "(not set yet)") for cell in cells)
+            pairs = zip(code.co_freevars, contents, strict=False)
             values += [(name, value) for name, value in pairs if inner is None or value is not inner]
         if inner is None:
             break
         function = inner
     return values[:32]
-
-
-def _cell(cell: types.CellType) -> Any:
-    return guarded(lambda: cell.cell_contents, lambda _: "(not set yet)")
 
 
 def code_of(function: Any, unwrap: bool = True) -> types.CodeType | None:
@@ -248,9 +240,8 @@ def arrays_in(named: Iterable[tuple[str, Any]], max_objects: int = MAX_OBJECTS) 
 
     Follows stored attributes, slots, the contents of the builtin containers, and what functions captured.
     """
-    arrays: list[tuple[str, str]] = []
+    arrays, seen = list[tuple[str, str]](), set[int]()
     n_arrays = n_bytes = n_objects = 0
-    seen: set[int] = set()
     level, path, queue = named, "", deque()
     while True:
         for step, value in level:
@@ -328,11 +319,8 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
         pairs.append(("args", BaseException.args.__get__(value)))  # type: ignore[attr-defined]
     stored = stored_attributes(value)
     pairs += [(visible(name, 40), inner) for name, inner in list(stored.items()) if has_base(type(name), str)]
-    for name, slot in plan.slots:
-        inner = guarded(lambda slot=slot: slot.__get__(value), lambda _: MISSING)
-        if inner is not MISSING:
-            pairs.append((name, inner))
-    return pairs
+    slots = ((name, guarded(lambda slot=slot: slot.__get__(value), lambda _: MISSING)) for name, slot in plan.slots)
+    return pairs + [(name, inner) for name, inner in slots if inner is not MISSING]
 
 
 def _slots(cls: type) -> Iterator[tuple[str, Any]]:
@@ -435,21 +423,16 @@ class Inside:
         return guarded(lambda: self._fields(leaf, _IN_AVAL if is_array_like else ()), lambda _: ())
 
     def _fields(self, leaf: Any, shown: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        shown_items, n = items(leaf, MAX_FIELDS)
+        shown_items, n_items = items(leaf, MAX_FIELDS)
         others = [pair for pair in fields(leaf) if pair[0] not in shown]
-        n = (n or 0) + len(others)
-        texts: list[tuple[str, str]] = []
-        room = min(_MAX_TEXT, self._characters_left)
+        texts, until = list[tuple[str, str]](), self._characters_left - min(_MAX_TEXT, self._characters_left)
         for name, value in [*shown_items, *others][:MAX_FIELDS]:
-            if room <= 0:
+            if self._characters_left <= until:
                 break
             texts.append((name, value_text(value, _MAX_VALUE, object_text)))
-            n_characters = len(name) + len(texts[-1][1])
-            room -= n_characters
-            self._characters_left -= n_characters
-        if len(texts) < n:
-            texts.append(("…", f"{n - len(texts):,} more"))
-        return tuple(texts)
+            self._characters_left -= len(name) + len(texts[-1][1])
+        n_more = (n_items or 0) + len(others) - len(texts)
+        return (*texts, ("…", f"{n_more:,} more")) if n_more > 0 else tuple(texts)
 
 
 def hidden(found: Found) -> str:

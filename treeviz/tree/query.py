@@ -194,20 +194,16 @@ def shape_test(term: Term) -> Callable[[tuple[int, ...]], bool]:
 
 def _fits(shape: Sequence[int], tests: list) -> bool:
     """Tracks the set of tests that may come next, so the time is never exponential."""
-    ends = _skip({0}, tests)
-    for dim in shape:
+    ends = {0}
+    for dim in (*shape, None):  # and the end
+        for i, test in enumerate(tests):
+            ends |= {i + 1} if i in ends and test == "..." else set()
+        if dim is None:
+            break
         dim = dim if isinstance(dim, int) else math.nan  # symbolic: any size
-        stay = {i for i in ends if i < len(tests) and tests[i] == "..."}
-        step = {i + 1 for i in ends if i < len(tests) and tests[i] != "..." and (tests[i] == "*" or tests[i](dim))}
-        ends = _skip(stay | step, tests)
+        open_ends = [(i, tests[i]) for i in ends if i < len(tests)]
+        ends = {i if test == "..." else i + 1 for i, test in open_ends if test in ("...", "*") or test(dim)}
     return len(tests) in ends
-
-
-def _skip(ends: set[int], tests: list) -> set[int]:
-    for i, test in enumerate(tests):
-        if i in ends and test == "...":
-            ends.add(i + 1)
-    return ends
 
 
 # The reserved field names of queries, and suggestions for unknown ones
@@ -262,7 +258,7 @@ class Table(Protocol):
 
 def by_key(table: Table, test: Callable[[Key], bool], root: bool) -> np.ndarray:
     """Whether the row's own key passes; each distinct key is tested once."""
-    rows = np.fromiter((test(key) for key in table.keys), dtype=bool, count=len(table.keys))[table.key_codes]
+    rows = np.fromiter(map(test, table.keys), bool, len(table.keys))[table.key_codes]
     indexed = np.flatnonzero(table.key_codes == 0)
     positions, inverse = np.unique(table.position[indexed], return_inverse=True)
     rows[indexed] = np.array([test(index_key(position)) for position in positions.tolist()], dtype=bool)[inverse]
