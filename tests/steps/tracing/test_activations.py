@@ -1,5 +1,7 @@
 """What goes into each parameter and comes out is found in any program, and its numbers are those of NumPy."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,7 @@ MODELS = {
     "fori": (in_a_loop, {"a": np.stack([W, V, W])}, "ai1x ao1x"),
     "tied": (lambda p, x: layer(p["a"], layer(p["a"], x)), {"a": W}, "ai1x ao1x ai2x ao2x"),
     "branches": (in_branches, {"a": W}, "ai1x ao1x ai1x ao1x"),
+    "branches of each": (lambda p, x: jax.vmap(partial(in_branches, p))(x[:, None]), {"a": W}, "ai1x ao1x ai2x ao2x"),
     "derived": (lambda p, x: x @ (p["a"] * 2 + p["b"] / jnp.sum(p["b"])), {"a": W, "b": V}, "ai1x bi1x ao1x bo1x"),
     "penalty": (lambda p, x: x @ p["a"] + jnp.sum(p["a"] ** 2), {"a": W}, "ai1x ao1x"),
     "masked": (lambda p, x: x @ (p["a"] * np.eye(6, dtype=np.float32)), {"a": W}, "ai1x ao1x"),
@@ -80,7 +83,9 @@ def tagged(model, params):
 @pytest.mark.parametrize("name", MODELS)
 def test_it_finds_the_input_and_the_output_of_every_parameter(name):
     model, params, expected = MODELS[name]
-    found = [f"{sorted(params)[f.argument]}{f.role[0]}{f.use}{'xl'[f.is_layer]}" for f in tagged(model, params)[0]]
+    feeds, _ = tagged(model, params)
+    found = [f"{sorted(params)[f.argument]}{f.role[0]}{f.use}{'xl'[f.is_layer]}" for f in feeds]
+    assert {feed.n_features for feed in feeds} <= {0, 6}
     assert sorted(found) == sorted(expected.split())
 
 

@@ -106,7 +106,8 @@ def _data_in(eqn: Any, operands: Sequence[Owners | None]) -> list[int]:
         is_other = known == _TABLE and largest and (eqn.primitive.name in _PRODUCTS or size_of(x) > largest)
         return known is None or bool(is_other)
 
-    return [i for i, pair in enumerate(zip(eqn.invars, operands, strict=True)) if is_data(*pair)]
+    first = eqn.primitive.name == "select_n"  # what selects among parameters, as in a `cond` under `vmap`, meets none
+    return [i for i, pair in enumerate(zip(eqn.invars, operands, strict=True)) if i >= first and is_data(*pair)]
 
 
 def _is_owned(known: Owners | None) -> bool:
@@ -124,7 +125,7 @@ def with_activations(program: ClosedJaxpr) -> Tagged:
     """Tag the inputs and outputs of all parameters that gradients are taken of, and the indices of embeddings."""
     origins = _Origins()
     forward(program, origins, range(len(program.jaxpr.invars)))
-    tags = _Tags()
+    tags = _Tags([shape_and_dtype(v)[0] or () for v in program.jaxpr.invars])
     if not (numbers := {*origins.params.values()}):
         return Tagged(program, tags.n_uses)
     arguments = [frozenset([(i, 0)]) if i in numbers else None for i in range(len(program.jaxpr.invars))]
@@ -133,8 +134,9 @@ def with_activations(program: ClosedJaxpr) -> Tagged:
 
 
 class _Tags:
-    def __init__(self) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self.n_uses = Counter[int]()
+        self.shapes = shapes  # of the arguments
 
     def added(self, followed: Followed[Owners | None], is_forward: bool) -> Jaxpr:
         eqns = []
@@ -165,13 +167,15 @@ class _Tags:
         data = _data_in(eqn, operands) if owned else []
         if not data or inner_jaxprs(eqn):
             return []
-        uses = []
-        for number, depth in sorted({owner for i in owned for owner in operands[i] or () if owner[0] >= 0}):
+        uses, owners = [], sorted({owner for i in owned for owner in operands[i] or () if owner[0] >= 0})
+        for number, depth in owners:
             self.n_uses[number] += 1
             if self.n_uses[number] <= MOST_USES:
                 uses.append((number, self.n_uses[number], depth > 0))
         numeric = [i for i in data if _has_numbers(eqn.invars[i])]
-        tags, features, n_rows = [], _features_of(eqn), None
+        largest = max([math.prod(self.shapes[number][depth:]) for number, depth in owners])
+        is_repeated = max([size_of(eqn.invars[i]) for i in owned]) > largest
+        tags, features, n_rows = [], _features_of(eqn, is_repeated), None
         if eqn.primitive.name == "gather" and owned == [0]:
             axes = eqn.params["dimension_numbers"].start_index_map
             n_rows = eqn.invars[0].aval.shape[axes[0]] if len(axes) == 1 else None
@@ -192,11 +196,15 @@ def _has_numbers(atom: Any) -> bool:
     )
 
 
-def _features_of(eqn: Any) -> dict[int, tuple[int, ...]]:
-    """The axes of the features that are contracted, by the number of the operand."""
+def _features_of(eqn: Any, is_repeated: bool) -> dict[int, tuple[int, ...]]:
+    """The axes of the features that are contracted, by the number of the operand.
+
+    Args:
+      is_repeated: The batch axes are examples, as of a `cond` under `vmap`, which selects parameters for each.
+    """
     if eqn.primitive.name == "dot_general":
         contracted, batch = eqn.params["dimension_numbers"]
-        return {i: (*batch[i], *contracted[i]) for i in (0, 1)}
+        return {i: (*(() if is_repeated else batch[i]), *contracted[i]) for i in (0, 1)}
     if eqn.primitive.name == "conv_general_dilated":
         return {0: (eqn.params["dimension_numbers"].lhs_spec[1],)}
     return {}
