@@ -578,7 +578,7 @@ def _compared(costs: _Costs, totals: Mapping[str, float], n_devices: int, compil
             continue
         once, reasons = mine * costs.once / max(totals["flops"], 1) if name == "flops" else mine, []
         if not math.isclose(mine, theirs, rel_tol=_TOLERANCE):
-            if costs.once != totals["flops"] and name != "peak":
+            if not math.isclose(costs.once, totals["flops"]) and name != "peak":
                 makes = f", which makes {write(once)}" if name == "flops" else ""
                 reasons.append(f"counts the body of a loop once{makes}")
             if name == "flops" and n_devices > 1 and theirs > once:

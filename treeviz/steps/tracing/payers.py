@@ -666,7 +666,10 @@ _RULES: dict[str, Callable[[Any], float]] = {
     "triangular_solve": lambda eqn: 1.0 * eqn.invars[0].aval.shape[-1] * size_of(eqn.invars[1]),
     "fft": lambda eqn: 5.0 * size_of(eqn.outvars[0]) * math.log2(max(math.prod(eqn.params["fft_lengths"]), 2)),
     "custom_linear_solve": lambda eqn: flops_in(eqn.params["jaxprs"].solve),
-    "random_bits": lambda eqn: 31.0 * size_of(eqn.outvars[0]),  # of threefry2x32, on jax 0.12
+    # Of threefry2x32, on jax 0.12
+    "random_bits": lambda eqn: 31.0 * size_of(eqn.outvars[0]),
+    "random_split": lambda eqn: 28.0 * size_of(eqn.outvars[0]),
+    "random_fold_in": lambda eqn: 37.0 * size_of(eqn.outvars[0]),
 }
 
 
