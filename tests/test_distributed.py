@@ -37,6 +37,8 @@ if rank == 1:
     wait_for("0")
 try:
     view = treeviz.render(tree, stats=True)
+    step = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2))
+    cost = treeviz.cost(step, np.ones((4, 4), np.float32), tree["rows"], compile=True)
     lengths = [len(text) for text in (view.text(), view.html(), view._repr_html_(), repr(view))]
     row = {row.label: row for row in view.table.leaves}
     where = {name: row[name].facts.sharding for name in ("rows", "all")}
@@ -49,6 +51,7 @@ try:
         "notes": {name: [note.text for note in row[name].notes] for name in where},
         "mean": {name: float(row[name]["mean"]) for name in ("mine", "numpy")},
         "is_scanned": {name: bool(row[name]["mean"] == row[name]["mean"]) for name in where},
+        "cost": [dict(cost.totals), dict(cost.compiled), cost.n_devices, [c.bytes for c in cost.collectives]],
         "host copies": [shard.data._npy_value is not None for shard in tree["rows"].addressable_shards],
     }), flush=True)
 except BaseException:
@@ -74,6 +77,10 @@ def test_each_of_two_processes_shows_arrays_that_lie_in_both_without_the_other(t
     # nothing may run on these, or both processes would have to run it
     assert not first["is_scanned"]["rows"] and first["notes"]["rows"]
     assert first["mean"] == {"mine": 1.0, "numpy": 1.0}
+    totals, compiled, n_devices, collectives = first["cost"]
+    assert totals["flops"] > 2 * (2 * 8 * 4 * 4) and n_devices == 4  # x @ w, x.T @ g and what is element-wise
+    assert compiled["flops"] < totals["flops"] / 2, "of one device"
+    assert totals["arguments"] == 64 + 32 and collectives == [64.0], "the gradient is summed over all devices"
 
 
 def two_processes(tmp_path: Path) -> list[dict]:
