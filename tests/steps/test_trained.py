@@ -287,7 +287,7 @@ def test_a_schedule_that_starts_at_zero_needs_the_count():
     assert start.table.headline[1].startswith("4 of 4 updates are 0 at this step")
     assert view(np.full((), 50, np.float32)).table.headline[1] == "learning rate 0.0005"
     abstract = view(jax.ShapeDtypeStruct((), np.float32)).table
-    assert abstract.headline == ("all 24 parameters are trained",)
+    assert abstract.headline == (start.summary, "learning rate unknown: the step computes it from count")
 
 
 def clipped(p, x):
@@ -387,6 +387,35 @@ def test_rates_and_decays_are_those_of_a_call_of_the_update_of_optax(name):
     for column, expected in {"lr": rates, "decay": (update - of_twice) / rates}.items():
         expected = np.nan if column in unknown else expected
         np.testing.assert_allclose(view.table.columns[column][rows], expected, rtol=1e-3, atol=1e-5)
+
+
+ESTIMATED = {
+    "prodigy": lambda o: o.contrib.prodigy(weight_decay=0.1),
+    "dadapt": lambda o: o.contrib.dadapt_adamw(),
+    "mechanize": lambda o: o.contrib.mechanize(o.adam(1e-2)),
+    "schedule_free": lambda o: o.contrib.schedule_free_adamw(1e-2),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_a_rate_that_an_optimizer_estimates_is_unknown_for_a_reason(name):
+    tx = ESTIMATED[name](pytest.importorskip("optax"))
+    view = tv.trained(optax_step(tx), PARAMS, tx.init(PARAMS), X)
+    many = "no single number multiplies the update"
+    reason = many if name == "schedule_free" else "the step computes it from gradients"
+    assert view.table.headline == (ALL, f"learning rate unknown: {reason}")
+
+
+def test_what_a_mask_leaves_out_only_decays_if_all_leaves_decay_afterwards():  # optax#271
+    optax = pytest.importorskip("optax")
+    head = optax.masked(optax.scale_by_adam(), {"body": False, "head": True})  # with MaskedNode in its state
+    tx = optax.chain(
+        head, optax.masked(optax.set_to_zero(), FROZEN), optax.add_decayed_weights(0.1), optax.scale(-0.01)
+    )
+    view = tv.trained(optax_step(tx), PARAMS, tx.init(PARAMS), X)
+    assert view.summary == "12 of 24 parameters are trained: all `head`; 2 leaves in `body` only decay"
+    assert {note.text for notes in view.table.notes.values() for note in notes} == {"decays by 0.1 % a step"}
+    assert noted(view) == ["['body']['b']", "['body']['w']"]
 
 
 def test_what_a_mask_leaves_out_gets_its_gradient_added():  # optax#159, transformers#11936

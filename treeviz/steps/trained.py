@@ -97,6 +97,7 @@ class _Fate(NamedTuple):
     lr: float = math.nan
     decay: float = math.nan
     warning: str = ""
+    why_no_lr: str = ""
 
     @property
     def is_trained(self) -> bool:
@@ -215,7 +216,7 @@ class _Step:
             if adds:
                 text = "optax.masked adds the gradient where its mask is False"
                 return _Fate("trained", "adds its gradient, unscaled", decay=decay, warning=text)
-            return _Fate("trained", "", rate, decay)
+            return _Fate("trained", "", rate, decay, why_no_lr=self._why_no_lr(now.rate) if math.isnan(rate) else "")
         why = why or "no gradient is in its update"
         if decay and not then.gradients and math.isfinite(decay):
             return _Fate("decay only", why, warning=f"decays by {number_text(100 * decay)} % a step")
@@ -238,6 +239,13 @@ class _Step:
         }
         more = f" and {counted(len(ends) - 1, 'more place')}" if len(ends) > 1 else ""
         return f"{what.get(eqn.primitive.name, eqn.primitive.name)}{_place(ends[0])}{more}"
+
+    def _why_no_lr(self, rate: Rate | None) -> str:
+        if rate is None or not rate.computed_from:
+            return "no single number multiplies the update"
+        paths = [path_text(self.traced.table, self.traced.rows[p]) for p in bits_of(max(rate.computed_from, 0))]
+        more = f" and {len(paths) - 1:,} more" * (len(paths) > 1)
+        return f"the step computes it from {paths[0] + more if paths else 'gradients'}"
 
     def _why_zero(self, p: int) -> str:
         eqn = self.any_values.moves.zero_updates.get(p)
@@ -324,7 +332,8 @@ def trained(step: Callable, *args: Any, **kwargs: Any) -> TrainedLeaves:
     `stop_gradient`, a cast to integers or the like (at this line), no gradient is taken, its update is zero, the
     learning rate is 0 at this step, or it only decays. Learning rates and weight decays are those by which the program
     multiplies, in a loop in its first turn; they, and schedules, need the count or the hyperparameters in the
-    optimizer's state as arrays of one element, whose values are read. What the trace does not show is "not known".
+    optimizer's state as arrays of one element, whose values are read. Those that the step computes from gradients, as
+    `optax.contrib.prodigy` does, are unknown, and the headline says so. What the trace does not show is "not known".
 
     Takes one to two traces of the step, and about 20 µs for each operation in it. No other values are read.
 
@@ -469,6 +478,10 @@ def _remarks(step: _Step, fates: Mapping[int, _Fate]) -> list[str]:
         values = [getattr(fate, attribute) for fate in fates.values()]
         texts = [number_text(x) for x in sorted(x for x in values if x > 0)]
         found += [f"{text} {' to '.join(dict.fromkeys([texts[0], texts[-1]]))}"] if texts else []
+    reasons = Counter(fate.why_no_lr for fate in fates.values() if fate.why_no_lr)
+    for reason, n in reasons.most_common(1):
+        whose = "" if n == sum(fate.is_trained for fate in fates.values()) else f" of {counted(n, 'leaf', 'leaves')}"
+        found.append(f"learning rate{whose} unknown: {reason}")
     n_zero = sum(fate.kind == "zero now" for fate in fates.values())
     n_adding = sum(fate.why.startswith("adds") for fate in fates.values())
     if n_zero:

@@ -30,6 +30,7 @@ class Rate(NamedTuple):
     n: int = 0  # how many there are
     is_gradient: bool = False  # nothing but these numbers has been applied to the gradient
     is_optax: bool = False  # only numbers that Optax multiplies by are counted
+    computed_from: int = 0  # one bit for each argument that the factor is computed from; -1: from gradients
 
 
 class Move(NamedTuple):
@@ -167,7 +168,8 @@ def _rate(eqn: Any, name: str, operands: Sequence[Move]) -> Rate | None:
         others = [move for i, move in enumerate(operands) if i != at[0]]
         if name in RESHAPES or name == "neg":
             return rate._replace(factor=-rate.factor) if name == "neg" else rate
-        if name in ("add", "add_any", "sub") and others[0].shares:  # the parameter, its decay, or a moment
+        is_sum = name in ("add", "add_any", "sub")
+        if is_sum and (others[0].shares or others[0].value.number == 0):  # the parameter, its decay, or a moment
             return rate._replace(factor=-rate.factor) if name == "sub" and at == [1] else rate
         if others and (name == "mul" or (name == "div" and at == [0])):
             functions, number = optax_functions(eqn), others[0].value.number
@@ -175,12 +177,14 @@ def _rate(eqn: Any, name: str, operands: Sequence[Move]) -> Rate | None:
             if rate.is_optax and (normalizes or (number is not None and not functions)):
                 return rate
             if normalizes or number is None:
-                return Rate()
+                return Rate(computed_from=-1 if others[0].gradients else others[0].arguments)
             is_optax = bool(functions)
             if is_optax and not rate.is_optax:
                 rate = Rate(is_gradient=rate.is_gradient, is_optax=True)
-            return rate._replace(factor=rate.factor * number if name == "mul" else rate.factor / number, n=rate.n + 1)
-    return Rate()
+            factor = rate.factor * number if name == "mul" else rate.factor / number
+            return rate._replace(factor=factor, n=rate.n + 1, computed_from=0)
+    is_computed = name in ("mul", "div") or any(move.rate and move.rate.computed_from < 0 for move in operands)
+    return Rate(computed_from=-int(is_computed))
 
 
 def optax_functions(eqn: Any) -> list[str]:
