@@ -93,7 +93,7 @@ def new_context(browser, **options):
     """A window of its own, with time for what its pages do. The one place where windows are opened."""
     context = browser.new_context(**options)
     context.set_default_timeout(TIMEOUT_MS)
-    script = script_of("unpacking.js")
+    script = script_of("unpacking.js") + script_of("swapping.js")
     if SLOWNESS > 1:
         script = f"{{ const LATE_MS = {LATE_MS}; {script_of('late_frames.js')} }}\n{script}"
         context.on("page", slow_down)
@@ -146,36 +146,44 @@ def new_window(browser, **options):
 
 
 @pytest.fixture(scope="session")
-def free_windows() -> list:
-    """Windows for the next test: to open one takes longer than most tests."""
-    return []
+def free_windows() -> dict[str, list]:
+    """Windows for the next test, by what is in the head of their page: to open one takes longer than most tests."""
+    return {}
 
 
 @pytest.fixture
 def open_page(chromium, free_windows, tmp_path) -> Iterator[Callable]:
     """`open_page(html, width=…, dark=…)` shows a document; at the end nothing may have gone wrong there.
 
-    Options of the context, as in `open_page(html, java_script_enabled=False)`, take a new window.
+    Where a window shows one that has the same head, and so the same content security policy, and all else in <main>, it
+    takes that one's place (swapping.js). A test of what the browser makes of the document itself, or one that changes
+    what is not in <main>, asks for `alone=True`. Options of the context, as in
+    `open_page(html, java_script_enabled=False)`, take a new window.
     """
     used = []
 
-    def open_html(html: str, *, width: int = 1200, height: int = 760, dark: bool = False, **options):
-        is_any = free_windows and not options
-        page, watch = free_windows.pop() if is_any else new_window(chromium, **options)
-        used.append((page, watch, bool(options)))
-        file = tmp_path / f"page{len(used)}.html"
-        file.write_text(html, encoding="utf-8")
+    def open_html(html: str, *, width: int = 1200, height: int = 760, dark: bool = False, alone=False, **options):
+        head = "" if alone or options or "<main>" not in html else html.partition("<title>")[0]
+        free = free_windows.get(head) or free_windows.get("")
+        has_head = bool(head and free_windows.get(head))
+        page, watch = free.pop() if free and not options else new_window(chromium, **options)
+        used.append((page, watch, None if options else head))
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme="dark" if dark else "light", media="null", forced_colors="null")
-        page.goto(file.as_uri())
+        if has_head:
+            page.evaluate("(html) => swap(html)", html)
+        else:
+            file = tmp_path / f"page{len(used)}.html"
+            file.write_text(html, encoding="utf-8")
+            page.goto(file.as_uri())
         return page
 
     yield open_html
-    for page, watch, is_special in used:
-        if is_special or page.is_closed():
+    for page, watch, head in used:
+        if head is None or page.is_closed():
             page.context.close()
         else:
-            page.goto("about:blank")
+            page.evaluate("() => swap('<main></main>')") if head else page.goto("about:blank")
             page.mouse.move(-1, -1)
-            free_windows.append((page, watch))
+            free_windows.setdefault(head, []).append((page, watch))
         assert watch.taken() == []

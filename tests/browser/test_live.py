@@ -57,7 +57,7 @@ def test_columns_are_joined_as_numpy_would_and_never_more_than_there_is_room_for
     run = Run()
     run.listen()
     run.step(1)
-    run.step(1200 if every_s > 0.1 else 3000, every_s=every_s)  # of more columns than there is room for, each is joined
+    run.step(700 if every_s > 0.1 else 3000, every_s=every_s)  # of more columns than there is room for, each is joined
     run.step(20, every_s=every_s, bad=2)
     run.step(5, every_s=every_s)
     run.panel.send_updates()
@@ -369,7 +369,7 @@ def test_a_million_steps_fit(live):
         buffers = [*(p.astype("<f8").tobytes() for p in parts), bytes(columns), *(norms.tobytes() for _ in range(3))]
         run.panel._messages._sequence += 1
         run.widget.send_message({"op": "append", "n": columns, **run.panel._messages.status()}, buffers)
-    for _ in range(100):
+    for _ in range(40):
         run.step(20)
     page = drawn(kernel)
     series = page.evaluate("() => fake.views.at(-1).seriesView.all.map((s) => [s.n, s.stride, s.latest.length])")

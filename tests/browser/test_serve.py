@@ -49,7 +49,7 @@ def test_a_run_is_followed_until_the_server_ends(opened, tmp_path):
         assert "token" not in window.url
         window.get_by_role("link", name="run", exact=True).click()
         expect(window.get_by_role("treeitem").first).to_contain_text("params")
-        others = [window.context.new_page() for _ in range(9)]  # more than a browser opens connections
+        others = [window.context.new_page() for _ in range(6)]  # one more than a browser opens connections
         for other in others:
             other.goto(window.url)
             expect(other.get_by_role("treeitem").first).to_contain_text("params")

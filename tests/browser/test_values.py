@@ -31,7 +31,9 @@ def frame_of(page, name: str):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_values_are_drawn_in_a_frame_of_a_saved_page(open_page, shots, dark):
     values = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
-    page = open_page(treeviz.render({EVIL: 1, "weights": values}, name="model", values=True).html(), dark=dark)
+    page = open_page(
+        treeviz.render({EVIL: 1, "weights": values}, name="model", values=True).html(), dark=dark, alone=True
+    )
     frame = frame_of(page, "weights")
     frame.wait_for_selector("canvas", state="attached")
     frame.wait_for_function(
@@ -65,7 +67,7 @@ def test_where_treescope_fails_the_page_draws_values_a_legend_and_one_note(open_
     signed = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
     signed[0, 1:6] = np.nan, np.inf, np.inf, -np.inf, 5
     tree = {EVIL: 1, "signed": signed, "unsigned": np.arange(100) * 2, "zero": jnp.float32(0)}
-    page = open_page(treeviz.render(tree, name="model", values=True).html(), width=width, dark=dark)
+    page = open_page(treeviz.render(tree, name="model", values=True).html(), width=width, dark=dark, alone=True)
 
     def looked_at(name: str):
         row(page, name).click(position={"x": 60, "y": 8})

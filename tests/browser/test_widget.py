@@ -24,10 +24,10 @@ def explore(open_page):
     """`explore(tree, …)` shows an explorer in a page; more trees are more explorers, which are not shown yet."""
     made = []
 
-    def show(*trees, width: int = 1200, **options) -> FakeKernel:
+    def show(*trees, width: int = 1200, alone: bool = False, **options) -> FakeKernel:
         widgets = [tv.explore(tree, **options) for tree in trees]
         made.extend((*widgets, trees))
-        page = open_page(PAGE, width=width)
+        page = open_page(PAGE, width=width, alone=alone)
         kernel = FakeKernel(page, *widgets)
         kernel.show()
         return kernel
@@ -78,7 +78,7 @@ def test_a_node_that_opens_is_drawn_once(explore):
 
 
 def test_an_explorer_is_saved_as_a_page_that_needs_no_python(explore, tmp_path):
-    kernel = explore(model())
+    kernel = explore(model(), alone=True)
     keep = "text => void (globalThis[Symbol.for('treeviz.source')] = text)"  # as widget_loader.js does
     kernel.page.evaluate(keep, widget_module_text())
     with kernel.page.expect_download() as download:
@@ -303,7 +303,7 @@ def test_a_new_tree_keeps_what_is_open_selected_searched_and_in_place_and_flashe
 
 def test_what_flashes_is_the_closed_node_that_what_changed_is_in(explore):
     tree = model()
-    kernel = explore(tree, depth=2)
+    kernel = explore(tree, depth=2, alone=True)
     (widget,) = kernel.widgets
     new = {**tree, "layers": [*tree["layers"][:2], {"w": jnp.ones((3, 4)), "b": tree["layers"][2]["b"]}]}
     kernel.page.evaluate(
@@ -426,7 +426,7 @@ def test_a_kernel_that_is_gone_takes_nothing_but_itself(explore):
 
 def test_the_module_that_travels_begins_at_once_and_is_unpacked_once_for_all_explorers(open_page):
     widgets = [tv.explore({f"leaf{i}": i}) for i in range(4)]
-    page = open_page(PAGE)
+    page = open_page(PAGE, alone=True)
     kernel = FakeKernel(page, *widgets)
     page.evaluate(
         """async (esm) => {
