@@ -347,6 +347,13 @@ def test_an_update_ratio_far_from_a_thousandth_is_found(factor, advice):
     assert (found.kind, found.path) == ("ratio", "") and advice in found.advice
 
 
+def test_nothing_is_said_of_large_updates_of_small_vectors_which_may_have_started_at_zero():
+    run = Run({"['mean']": 2, "['log_std']": 2})
+    run.sources = [source._replace(shapes=("2", "2")) for source in run.sources]
+    run.updates *= 100
+    assert run.findings() == []
+
+
 def test_parameters_that_never_move_make_no_ratio_too_small():
     run = Run()
     run.grads[:, 3:] = run.updates[:, 3:] = 0

@@ -294,7 +294,11 @@ def ratio(tree: Searched) -> Iterator[Finding]:
     with np.errstate(all="ignore"):
         typical = np.array([np.median(root), *np.median(relative, axis=0)])
         sizes = params.source.sizes
-        sizes = np.array([np.inf if is_moving.all() else np.dot(is_moving, sizes), *sizes])
+        shapes = params.source.shapes
+        is_whole = is_moving.all() and not (
+            shapes and all("," not in shape for shape in shapes)
+        )  # vectors may start at 0
+        sizes = np.array([np.inf if is_whole else np.dot(is_moving, sizes), *sizes])
         is_judged = np.isfinite(typical) & (typical > 0) & (sizes >= thresholds.ratio_size)
         # A ratio that still grows, as in a warm-up, is not too low.
         ends = np.array_split(np.column_stack([root, relative]), 3)
