@@ -72,14 +72,13 @@ class TreeFindings(list["TreeFinding"]):
         """Pairs of a line and the level of its finding; "" for other lines."""
         n_all, n_shown = Counter(finding.code for finding in self), Counter[str]()
         for finding in self:
-            n_shown[finding.code] += 1
-            if n_shown[finding.code] > _MOST_LINES:
-                if n_shown[finding.code] == n_all[finding.code]:
-                    yield f"… {n_all[finding.code] - _MOST_LINES:,} more of {finding.code}", ""
-                continue
-            yield str(finding), finding.level
-            if n_shown[finding.code] == 1 and finding.fix:
-                yield from ((f"    {line}", "") for line in finding.fix.split("\n"))
+            n, code = n_shown[finding.code] + 1, finding.code
+            n_shown[code] = n
+            if n <= _MOST_LINES:
+                yield str(finding), finding.level
+                yield from ((f"    {line}", "") for line in finding.fix.split("\n") if n == 1 and finding.fix)
+            elif n == n_all[code]:
+                yield f"… {n - _MOST_LINES:,} more of {code}", ""
 
     def __repr__(self) -> str:
         return "\n".join([line for line, _ in self._lines()]) or "no finding"
@@ -146,9 +145,8 @@ def with_findings(prepared: Prepared, use: bool | CheckUse) -> Prepared:
     from treeviz.analysis.checks.rule import USES, Checked
     from treeviz.analysis.checks.rules import run_rules, with_badges
 
-    if use is True:
-        use = "any"
-    elif use not in USES:
+    use = "any" if use is True else use
+    if use not in USES:
         raise TypeError(f"check= must be True or one of {', '.join(map(repr, USES))}.")
     with gc_paused():
         table = with_badges(prepared.table, run_rules(Checked(prepared.table, prepared.nodes, use)))

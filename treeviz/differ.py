@@ -121,11 +121,7 @@ class TreeDiff(DiffView):
 
 
 def long_hints(differences: Differences, width: int | None = None, shown: str = "") -> list[str]:
-    """The first hints that a line of the table may have cut, wrapped, and a line of code for each conversion.
-
-    Args:
-      shown: The text of the table; hints that it contains in full are not repeated.
-    """
+    """The first hints that a line of the table may have cut, unless `shown` has them, and those of conversions."""
     whole = "".join(shown.split())
     # Rows and columns already show which values differ, and how many.
     others = (difference for difference in differences if difference.kind != "value" or difference.is_transpose)

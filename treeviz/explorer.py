@@ -62,16 +62,14 @@ class _Container:
     @property
     def fields(self) -> tuple[str, ...] | None:
         """The fields of a named tuple; None for any other class."""
-        if any(cls is tuple for cls in mro(self.type)):
-            return guarded(lambda: self.type._fields, lambda _: None)
-        return None
+        is_tuple = any(cls is tuple for cls in mro(self.type))
+        return guarded(lambda: self.type._fields, lambda _: None) if is_tuple else None
 
     @property
     def keys_in_order(self) -> list:
         """A dict's keys as JAX orders them; in insertion order if they cannot be sorted."""
-        if self.type is OrderedDict:
-            return list(self.keys)
-        return guarded(lambda: sorted(self.keys), lambda _: list(self.keys))
+        in_order = list if self.type is OrderedDict else sorted
+        return guarded(lambda: in_order(self.keys), lambda _: list(self.keys))
 
     def rebuilt(self, children: list) -> Any:
         """An equal node of these children; None if it cannot be made."""
@@ -156,14 +154,12 @@ class WeakTree:
         return (parse_key(self._table.key(row).keystr, otherwise=FlattenedIndexKey(position), int_key=dict_key),)
 
     def _node(self, row: int, found: dict[int, Any]) -> Any:
-        if row in found:
-            return found[row]
-        if not isinstance(self._refs[row], _Container):
-            node = self.peek(row)
-            if node is None and isinstance(self._refs[row], weakref.ref):
-                raise ReferenceError(self._freed(row))
-            return node
-        return self._rebuild(row)
+        if row in found or isinstance(self._refs[row], _Container):
+            return found[row] if row in found else self._rebuild(row)
+        node = self.peek(row)
+        if node is None and isinstance(self._refs[row], weakref.ref):
+            raise ReferenceError(self._freed(row))
+        return node
 
     def _freed(self, row: int) -> str:
         noun = "array" if self._table[row].shape is not None else "object"
@@ -182,15 +178,15 @@ class WeakTree:
         found = {row: node for row in rows_above if (node := self.peek(row)) is not None}
         ids = {self._refs[row].id: row for row in rows_above if isinstance(self._refs[row], _Container)}
         tracked = gc.get_objects()
-        for objects in (tracked, None):
-            # A container of only numbers and NumPy arrays is not tracked, but objects that refer to it are.
-            for node in gc.get_referents(*tracked) if objects is None else objects:
+        # A container of only numbers and NumPy arrays is not tracked, but objects that refer to it are.
+        for objects in (lambda: tracked, lambda: gc.get_referents(*tracked)):
+            for node in objects():
                 row = ids.get(id(node))
                 if row is not None and row not in found and self._is_node(row, node):
                     found[row] = node
             for row in sorted(rows):
                 self._go_down(row, found)
-            if all(row in found for row in rows):
+            if found.keys() >= {*rows}:
                 break
         return found
 
@@ -204,10 +200,7 @@ class WeakTree:
             return
         node = found[row]
         for row_below in reversed(descent):
-            try:
-                children = _children_of(node)
-            except Exception:  # the user's flatten function
-                return
+            children = guarded(lambda node=node: _children_of(node), lambda _: ())  # the user's flatten function
             node = next((child for child in children if self._is_it(row_below, child)), None)
             if node is None:  # the tree has changed
                 return
@@ -217,13 +210,12 @@ class WeakTree:
         """Whether an object with the node's id is that node: Python may reuse the id of a freed object."""
         if type(node) is not self._refs[row].type:
             return False
-        try:
-            children = {id(child): child for child in _children_of(node)}
-        except Exception:
-            return False
-        known = {row: self._refs[row] for row in self._table.children(row)}
-        ids = {row: ref.id if isinstance(ref, _Container) else id(_node_of(ref)) for row, ref in known.items()}
-        return not known or any(self._is_it(row, children.get(ids[row])) for row in known)
+        of_node = guarded(lambda: _children_of(node), lambda _: None)
+        children, known = {id(child): child for child in of_node or ()}, self._table.children(row)
+        refs = [self._refs[child] for child in known]
+        ids = [ref.id if isinstance(ref, _Container) else id(_node_of(ref)) for ref in refs]
+        is_any = not known or any(self._is_it(row, children.get(i)) for row, i in zip(known, ids, strict=True))
+        return of_node is not None and is_any
 
     def _is_it(self, row: int, node: Any) -> bool:
         if self._kept is not None:
@@ -278,11 +270,8 @@ MOST_STORED = 2**40  # elements of a stored array that are read on request
 
 
 class Explored:
-    """The backend of a widget that shows a tree, which is referenced weakly unless `keep`.
-
-    Args:
-      make_view: Walks a tree and the other trees of a call; returns the view, and the node or leaf of each row.
-      by_page: The page draws values itself, since its policy does not allow treescope's scripts.
+    """The backend of a widget that shows a tree, which is referenced weakly unless `keep`. With `by_page` the page
+    draws values itself, since its policy does not allow treescope's scripts.
     """
 
     def __init__(
@@ -341,9 +330,8 @@ class Explored:
         """
         if not numbers:
             return {"sections": []}, []
-        row = numbers[0]
+        row, budget = numbers[0], Budget(is_cancelled)
         kind, by_page = self.view.table[row].facts.kind, self._by_page
-        budget = Budget(is_cancelled)
         # A list, tuple or dict needs no search: its only detail is its referrers.
         if operation == "detail" and KINDS[kind].is_self_evident:
             return {"sections": [*_device_section(self.view.table, row), *buttons(kind)]}, []
@@ -393,10 +381,10 @@ def treescope_section(node: Any) -> list[Section]:
     from treeviz.integrations.treescope import object_or_reason
 
     html, reason = object_or_reason(node)
-    if reason:
-        return [text(reason, "bad")]
     facts: Section = {"kind": "window", "shape": [], "axes": [], "starts": [], "sizes": [], "height": 240}
-    return [{**facts, "html": html} if html else text("There is more inside than fits into one answer.")]
+    if reason or not html:
+        return [text(reason, "bad") if reason else text("There is more inside than fits into one answer.")]
+    return [{**facts, "html": html}]
 
 
 def drawn_section(part: Window, shape: Sequence[int], dtype: str, *, by_page: bool = False) -> Section:
@@ -518,9 +506,9 @@ class ExploredDiff:
     def _keys_to(self, row: int) -> list[Any]:
         keys, table = [], self.view.table
         while row > 0:
-            parent, position = table[int(table.parent[row])], int(table.position[row])
+            parent, index = table[int(table.parent[row])], FlattenedIndexKey(int(table.position[row]))
             int_key = dict_key if parent.kind == "dict" else SequenceKey
-            keys.append(parse_key(table.key(row).keystr, otherwise=FlattenedIndexKey(position), int_key=int_key))
+            keys.append(parse_key(table.key(row).keystr, otherwise=index, int_key=int_key))
             row = parent.number
         return keys[::-1]
 
@@ -558,10 +546,8 @@ class ExploredDiff:
         """A part of an array around the largest difference, unless the reader has selected another part."""
         names = self._names()
         starts = starts or tuple(max(0, i - _BEFORE) for i in self._diff.place(row))
-        if side == len(names):
-            sections, title = self._gap(row, axes, starts), f"{names[1]} - {names[0]}"
-        else:
-            sections, title = window_section(self._leaf(row, side), axes, starts), names[side]
+        is_gap, title = side == len(names), [*names, f"{names[1]} - {names[0]}"][side]
+        sections = self._gap(row, axes, starts) if is_gap else window_section(self._leaf(row, side), axes, starts)
         return [_with_tree_argument(side, {**section, "title": title}) for section in sections]
 
     def _gap(self, row: int, axes: Sequence[int], starts: Sequence[int]) -> list[Section]:

@@ -43,11 +43,7 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 def in_tree_like(like: Any, arrays: Any, file: str) -> Any:
-    """The tree `like` with its arrays replaced by those of a file, in leaf order.
-
-    Raises:
-      LoadError: The arrays of the file do not match `like`; the message names the first mismatch.
-    """
+    """The tree `like` with its arrays replaced by those of a file, in leaf order; an error names the first mismatch."""
     if type(arrays) is not list or not all(type(array) is Stored for array in arrays):
         raise LoadError(f"{file} has names: like= is for files without, .eqx")
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
@@ -81,18 +77,11 @@ _MODELS = (_TORCH_INDEX, "pytorch_model.bin", "flax_model.msgpack")  # in folder
 _MOST_FILES = 100_000  # names read from a folder
 
 
-def _read_by_library(path: Path) -> Any:
-    if path.suffix.lower() == ".gguf":
-        from treeviz.integrations.gguf import read_gguf as read
-    elif _FLAX.fullmatch(path.name.lower()):
-        from treeviz.integrations.orbax import read_checkpoint as read
-    elif path.name.lower().endswith(_TORCH_INDEX):
-        from treeviz.integrations.torch_files import read_torch_index as read
-    else:
-        from treeviz.integrations.torch_files import read_torch as read
-    return read(path)
+def _by_library(module: str, reader: str) -> Callable[[Path], Any]:
+    return lambda path: getattr(import_module(f"treeviz.integrations.{module}"), reader)(path)
 
 
+_read_torch, _read_flax = _by_library("torch_files", "read_torch"), _by_library("orbax", "read_checkpoint")
 # A reader returns a tree, or (name, array) pairs.
 READERS: dict[str, Callable[[Path], Any]] = {
     ".safetensors": read_safetensors,
@@ -101,7 +90,10 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".npy": read_npy,
     ".msgpack": read_msgpack,
     ".eqx": read_eqx,
-    **dict.fromkeys((".gguf", ".pt", ".pth", ".bin", _TORCH_INDEX, ".ckpt"), _read_by_library),
+    ".gguf": _by_library("gguf", "read_gguf"),
+    **dict.fromkeys((".pt", ".pth", ".bin"), _read_torch),
+    _TORCH_INDEX: _by_library("torch_files", "read_torch_index"),
+    ".ckpt": _read_torch,
 }
 
 
@@ -218,7 +210,7 @@ def _of_file(path: Path) -> tuple[str, Callable[[Path], Any]]:
             "reads it."
         )
     if _FLAX.fullmatch(name):
-        return "msgpack", _read_by_library
+        return "msgpack", _read_flax
     for suffix in sorted(READERS, key=len, reverse=True):
         if name.endswith(suffix):
             return suffix, READERS[suffix]

@@ -63,10 +63,7 @@ Line = tuple[int, str, str, bool]  # depth, name, text, whether it is an array
 
 
 def outline(named: Iterable[tuple[str, Any]], goes_on: Callable[[], bool]) -> tuple[list[Line], bool]:
-    """Lines for named values and their contents, while `goes_on`, and whether the outline is complete.
-
-    An object that occurs several times is opened at its first occurrence.
-    """
+    """Lines for named values and their contents, each object once, while `goes_on`; and whether these are all."""
     lines: list[Line] = []
     waiting = [(0, name, value) for name, value in reversed(list(named))]
     opened: set[int] = set()
@@ -473,10 +470,7 @@ Part = Callable[[], list[Section]]
 
 
 class Budget:
-    """The limits of an answer: one second and 512 kB, until the page cancels the request.
-
-    Time counts from the first call of `goes_on`, so that imports for the first answer are excluded.
-    """
+    """The limits of an answer: one second from the first `goes_on`, and 512 kB, until the page cancels the request."""
 
     def __init__(
         self, is_cancelled: Callable[[], bool] = lambda: False, *, now: Callable[[], float] = time.monotonic

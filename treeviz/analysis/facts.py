@@ -504,9 +504,8 @@ _MOST_NAMED = 64  # groups of devices in a list
 
 
 def device_columns(table: TreeTable) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """The columns devices, device_bytes, spread, host_bytes and one for each other memory; and texts for the headline.
-
-    The headline describes the whole tree: "on cpu:0", "32 B on each of 4 devices", "8 kB in host memory".
+    """The columns devices, device_bytes, spread, host_bytes and one for each other memory; and texts for the headline:
+    "on cpu:0", "32 B on each of 4 devices", "8 kB in host memory".
     """
     memories = memories_of(table)
     nowhere = memories.pop(NOWHERE)

@@ -197,10 +197,7 @@ def lies_on_host(array: jax.Array) -> bool:
 
 
 def host_view(shard: jax.Array) -> np.ndarray:
-    """A zero-copy view of a single-device array, which leaves no cached copy on the array.
-
-    The array cannot be donated while the view exists, so delete it at once.
-    """
+    """A zero-copy view of a single-device array. The array cannot be donated while it exists: delete it at once."""
     dtype = shard.dtype
     if dtype.isbuiltin == 1 and next(iter(shard.sharding.device_set)).platform == "cpu":
         return np.asarray(memoryview(shard))  # type: ignore[arg-type]  # jax.Array has the buffer protocol
@@ -294,10 +291,8 @@ MAX_ELEMENTS = 2**32 - 1  # of one shard: counts are uint32
 
 
 def launch(shard: jax.Array, axis: int | None = None) -> tuple[jax.Array, bool]:
-    """Start the reduction of a single-device array, or of each of its layers along an axis, without waiting for it.
-
-    Returns:
-      uint32[...] or uint32[layers, ...] on the same device, for `summary_of_bits`, and whether it contains float64.
+    """Start the reduction of a single-device array, or of each layer along an axis. Returns uint32[...] on the device
+    for `summary_of_bits`, and whether it contains float64.
     """
     (device,) = shard.sharding.device_set
     wide = has_float64(device)
@@ -473,12 +468,14 @@ class Scan:
         self._n_leaves += n
         self._check_time()
         try:
-            if reader is None:
-                reason = why_not
-            elif layers is None:
-                reason = reader(owner, array)
+            reason = f"no statistics: it has no {n:,} layers"
+            if reader is None or layers is None:
+                reason = why_not if reader is None else reader(owner, array)
             else:
-                reason = self._read_layers(owner, array, *layers)
+                array = np.asarray(array) if type(array) is Stored else array
+                read: Any = self._reader(type(array))
+                if read in (self._read_jax_array, self._read_array) and array.shape[layers[0] :][:1] == (n,):
+                    reason = read(owner, array, layers[0])
         except Refused as error:
             reason = f"{NOT_SCANNED}{error}"
         except Exception as error:
@@ -487,15 +484,6 @@ class Scan:
             for number in range(owner, owner + n):
                 self._give_up(number, reason)
         return owner
-
-    def _read_layers(self, owner: int, leaf: Any, axis: int, n: int) -> str | None:
-        if type(leaf) is Stored:
-            leaf = np.asarray(leaf)
-        reader = self._reader(type(leaf))
-        for read in (self._read_jax_array, self._read_array):
-            if reader == read and leaf.shape[axis : axis + 1] == (n,):
-                return read(owner, leaf, axis)
-        return f"no statistics: it has no {n:,} layers"
 
     def _check_time(self) -> None:
         if (now := perf_counter()) >= self._check_at:
@@ -644,9 +632,8 @@ _NUMBERS = ("min", "max", "mean", "std", "rms")
 
 
 def uniform_statistics(table: TreeTable) -> dict[str, str]:
-    """A text for each column of value statistics that is the same in every row: {"nan": "no NaN", "min": "min 0"}.
-
-    "all finite" for no NaN and no Inf. Empty if a leaf with values was not read.
+    """A text for each column of statistics that is the same in every row: {"nan": "all finite", "min": "min 0"}; empty
+    if a leaf with values was not read.
     """
     from treeviz.tree.query import unread
 
@@ -772,10 +759,7 @@ def _columns(table: TreeTable, rows_read: list[int], owners_read: list[int], sca
 def not_finite(
     table: TreeTable, *, is_whole: bool, others: bool = False
 ) -> tuple[list[str], dict[int, tuple[Note, ...]]]:
-    """Texts for the headline ("NaN in 3 leaves", "no Inf, all zeros"), and a note for each leaf ("NaN: 3 of 12").
-
-    The headline says "≥" unless every leaf was read, and names the tree if others are shown next to it.
-    """
+    """Texts for the headline ("NaN in 3 leaves", "≥" unless `is_whole`), and a note for each leaf ("NaN: 3 of 12")."""
     texts = uniform_statistics(table) if is_whole else {}
     in_headline = {name: text for name, text in texts.items() if not others or name in ("nan", "inf")}
     rows = np.flatnonzero(table.is_leaf | table.is_layer)

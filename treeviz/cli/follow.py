@@ -87,11 +87,7 @@ def _newest(history) -> int:
 
 
 class RunScreen:
-    """What a terminal shows of a run: made anew when steps arrive.
-
-    Attributes:
-      query: A query of the search box: only the rows that match, and those above them, are shown.
-    """
+    """What a terminal shows of a run: made anew with new steps; of a `query` the rows that match, and those above."""
 
     def __init__(
         self,
@@ -182,10 +178,8 @@ class RunScreen:
         return rows, (np.bincount(table.parent[1:], minlength=len(table)) - n_shown)[rows]
 
     def turn(self, row: int, is_open: bool | None = None) -> int:
-        """Open or close a node; None: the other of both. Returns the row to select.
-
-        What is open opens no more: its first child is selected. What is closed, or a leaf, closes no more: its parent
-        is selected.
+        """Open or close a node; None: the other of both. Returns the row to select: the first child of what is open
+        already, the parent of what is closed, or of a leaf.
         """
         if self._view is None or self.query:
             return row

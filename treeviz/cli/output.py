@@ -120,10 +120,7 @@ def load(source: str, options: argparse.Namespace) -> Any:
 
 @contextmanager
 def working_directory() -> Iterator[None]:
-    """The working directory is on the path of imports.
-
-    It is only here: for a file, a library such as gguf must never come from there.
-    """
+    """The working directory is on the path of imports; only here, since a library must never come from there."""
     importlib.import_module("jax.numpy")  # the installed one, which a module may import first
     here = os.getcwd()
     sys.path.insert(0, here)
@@ -245,10 +242,7 @@ def deliver(
     make_text: Callable[[], str | Iterable[str]],
     summary: Callable[[], str] | None = None,
 ) -> None:
-    """Write the requested outputs. Unless one of them is standard output, also print a text, or its lines.
-
-    `summary` returns the Markdown for the summary of a job; by default that is the first rows.
-    """
+    """Write the requested outputs; unless one is standard output, also print a text, or a `summary` for a job."""
     from treeviz.views.view import open_page, write
 
     makers: dict[str, Callable[[], Content]] = view.outputs()

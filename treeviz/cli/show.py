@@ -80,11 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def recorded(file: str) -> GradientInspector:
-    """Load a recorded run.
-
-    Raises:
-      ValueError: The run has no measured step.
-    """
+    """Load a recorded run; raises ValueError if it has no measured step."""
     from treeviz.inspector.inspector import GradientInspector
 
     run = run_at(file)
@@ -133,13 +129,13 @@ def is_list(options: argparse.Namespace) -> bool:
 
 
 def shown(view: TreeView, options: argparse.Namespace, text: Callable[[], str] | None = None) -> int:
-    """Deliver a view or a list of its rows. Returns the exit status: whether a row matches.
-
-    `text` returns what a terminal shows instead of the first rows.
-    """
+    """Deliver a view or a list of its rows, or in a terminal a `text`. Returns the status: whether a row matches."""
     if is_list(options):
         sort = options.sort or ("bytes" if options.find is None else None)
-        n_rows = deliver_list(view, options, list(view.table.leaves), sort, _type_text)
+        from treeviz.tree.text import aval_text
+
+        of_leaf = lambda f: f.type if f.shape is None else aval_text(f.shape, f.dtype)  # noqa: E731
+        n_rows = deliver_list(view, options, list(view.table.leaves), sort, lambda row: of_leaf(row.facts))
         return SAME if n_rows else DIFFERENT
     is_chosen = options.depth is not None or options.columns is not None or options.width is not None
     make_text = text if text is not None and is_terminal() and not is_chosen else lambda: printed(view, options)
@@ -193,10 +189,3 @@ def deliver_list(
 def _is_bad(column: Column, row: Row) -> bool:
     """Whether the value is NaN or infinite, and so the greatest."""
     return column.bad is not None and bool(column.bad[row.number])
-
-
-def _type_text(row: Row) -> str:
-    from treeviz.tree.text import aval_text
-
-    facts = row.facts
-    return facts.type if facts.shape is None else aval_text(facts.shape, facts.dtype)

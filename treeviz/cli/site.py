@@ -27,7 +27,7 @@ _SHARE = 0.05  # of the time that a run is read for the list, while it is writte
 
 
 class Site:
-    """The runs and checkpoints below some paths and at addresses. Nothing else is read, and none of them is written to.
+    """The runs and checkpoints below some paths and at addresses; none of them is written to.
 
     An item has a key: its name, after the names of the folders between it and the path that was given.
     """
@@ -98,12 +98,7 @@ class Site:
                 self._facts[key] = (item["written"], item["bytes"]), facts, ended + (ended - began) / _SHARE
 
     def open(self, key: str | tuple[str, str], publish: Any) -> Any:
-        """Open a run, a checkpoint or two runs: a `ServedRun`, a `ServedTree` or `TwoServedRuns`.
-
-        Raises:
-          KeyError: There is none of this key.
-          OSError, ValueError, ImportError: It cannot be read.
-        """
+        """Open a run, a checkpoint or two runs; raises KeyError if there is none, or what reading raises."""
         paths = self._by_key()
         if isinstance(key, tuple):
             with self._loading:

@@ -38,8 +38,7 @@ _deferred: list[tuple[str, tuple[str, ...], Describer]] = []  # for modules that
 def load() -> None:
     """Import our files about the libraries that this process has imported; warn once about missing private names.
 
-    Called before every walk and `watch`, since a library may be imported after treeviz. A call with nothing new takes
-    some microseconds.
+    Called before every walk and `watch`, since a library may be imported later; with nothing new it takes microseconds.
     """
     for library in ADAPTERS:
         if library in sys.modules and library not in _loaded and _contents(library) is not None:
@@ -73,19 +72,13 @@ def _load_entry_points() -> None:
         _entry_points = [entry for entry in entries if entry.group == _GROUP]
     for entry in [entry for entry in _entry_points if _contents(entry.name) is not None]:
         _entry_points.remove(entry)
-        guarded(entry.load, partial(_warn_of, entry))  # it may even exit
-
-
-def _warn_of(entry: Any, error: BaseException) -> None:
-    text = f"the adapter {entry.value} failed with {error_text(error)}: {entry.name} is shown without it"
-    warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=6)
+        if text := guarded(lambda entry=entry: entry.load() and "", error_text):  # it may even exit
+            text = f"the adapter {entry.value} failed with {text}: {entry.name} is shown without it"
+            warnings.warn(f"treeviz: {text}", RuntimeWarning, stacklevel=4)
 
 
 def describes_from(module: str, *names: str) -> Callable[[Describer], Describer]:
-    """Like `describes`, for classes of a library, once their module is imported.
-
-    Names that the installed version lacks are left out.
-    """
+    """Like `describes`, for classes of a library, once their module is imported; those that it lacks are left out."""
 
     def register(describer: Describer) -> Describer:
         contents = _contents(module)

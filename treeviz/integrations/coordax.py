@@ -12,14 +12,12 @@ from treeviz.tree.text import class_name
 
 @describes_from("coordax", "Field")
 def field(node: Any) -> Description:
-    coordinates = stored_attribute(node, "_axes")
-    text = ", ".join(f"{name}: {class_name(type(axis))}{_ticks(axis)}" for name, axis in coordinates.items())
-    return Description("node", text=text, static=(), inline=True)
-
-
-def _ticks(axis: Any) -> str:
-    ticks = stored_attribute(axis, "ticks")
-    return f" {ticks[0]} to {ticks[-1]}" if hasattr(ticks, "shape") and len(ticks) else ""
+    texts = []
+    for name, axis in stored_attribute(node, "_axes").items():
+        ticks = stored_attribute(axis, "ticks")
+        ends = f" {ticks[0]} to {ticks[-1]}" if hasattr(ticks, "shape") and len(ticks) else ""
+        texts.append(f"{name}: {class_name(type(axis))}{ends}")
+    return Description("node", text=", ".join(texts), static=(), inline=True)
 
 
 @describes_from("coordax.named_axes", "NamedArray")

@@ -47,12 +47,7 @@ _Version = tuple[int, str]  # the size, and what changes with the contents
 
 
 def remote_path(address: str) -> RemotePath:
-    """The path of an address.
-
-    Raises:
-      ValueError: treeviz does not read by this protocol.
-      ImportError: The library for it is not installed.
-    """
+    """The path of an address; raises ValueError for an unknown protocol, ImportError without its library."""
     protocol = address.partition("://")[0]
     if protocol.lower() not in PROTOCOLS or "::" in address:
         raise LoadError(f"{shown(address)}: treeviz reads local files, and {', '.join(f'{p}://' for p in PROTOCOLS)}")
@@ -361,11 +356,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 class RunCopy:
-    """A recorded run at an address, in a folder of this machine.
-
-    Attributes:
-      path: The copy, which `update` brings up to date.
-    """
+    """A recorded run at an address, and its copy at `path` on this machine, which `update` brings up to date."""
 
     def __init__(self, remote: RemotePath) -> None:
         self._remote, self._due = remote, 0.0
@@ -378,11 +369,7 @@ class RunCopy:
         return str(self._remote)
 
     def update(self) -> None:
-        """Fetch what is new, if that was not done in the last seconds.
-
-        Raises:
-          OSError, ValueError: The run cannot be read.
-        """
+        """Fetch what is new, if that was not done in the last seconds; raises OSError or ValueError."""
         if time.monotonic() < self._due:
             return
         is_new = self._fetched(self._remote, self.path, 0)

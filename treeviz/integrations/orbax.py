@@ -80,7 +80,7 @@ class Headers:
     def read(self, names: Sequence[str]) -> dict[str, Stored]:
         """The arrays by name; missing ones are left out."""
         is_local = isinstance(self._folder, Path)  # elsewhere TensorStore reads many at once
-        read = self._from_folders if is_local and not self.has_database else self._from_database
+        in_database = self.has_database or not is_local
         for name in () if self.has_database else names:
             if "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
                 raise ValueError(f"the array {visible(name, 100)!r} is not in its folder: nothing outside is read")
@@ -88,7 +88,9 @@ class Headers:
         for header in HEADERS:
             remaining, values = [name for name in names if name not in arrays], _Values(self, header)
             known: dict[bytes, tuple[tuple[int, ...], np.dtype]] = {}  # the arrays of a model have few shapes
-            for name, text in read(remaining, header):
+            files = ((name, self._folder / name / header) for name in remaining)
+            in_files = ((name, read_bounded(path, _MOST_HEADER)) for name, path in files if is_file(path))
+            for name, text in self._from_database(remaining, header) if in_database else in_files:
                 known[text] = known.get(text) or _shape_and_dtype(name, text, header)
                 arrays[name] = Stored(*known[text], values, name)
         return arrays
@@ -99,11 +101,6 @@ class Headers:
             for name, future in [(name, database.read(f"{name}/{header}")) for name in names[i : i + _AT_ONCE]]:
                 if (result := future.result(_READ_S)).state == "value":
                     yield name, result.value
-
-    def _from_folders(self, names: Iterable[str], header: str) -> Iterator[tuple[str, bytes]]:
-        for name in names:
-            if is_file(path := self._folder / name / header):
-                yield name, read_bounded(path, _MOST_HEADER)
 
     def _database(self) -> Any:
         if isinstance(self._folder, Path):
@@ -254,10 +251,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(text: bytes, others: dict[str, Any]) -> Iterator[Entry]:
-    """The metadata of each leaf. Read one by one, since the dicts of 100,000 leaves would need 200 MB.
-
-    What else the text says goes into `others`.
-    """
+    """The metadata of each leaf, one by one, since all would need 200 MB; what else the text says is in `others`."""
     check_size_of_json(text)
     json_text = text.decode("utf-8")
     del text

@@ -311,11 +311,7 @@ class Server(uvicorn.Server):
 
 
 def serve(site: Site, port: int | None, token: str, *, opens: bool, say: Callable[[str], None]) -> None:
-    """Serve until the user ends it (Ctrl-C).
-
-    Raises:
-      OSError: The port is not free.
-    """
+    """Serve until the user ends it (Ctrl-C); raises OSError if the port is not free."""
     listening = listening_socket(port)
     site.items()  # the first list takes longer
     port = int(listening.getsockname()[1])

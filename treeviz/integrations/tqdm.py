@@ -7,10 +7,7 @@ from typing import Any
 
 
 def bytes_bar(delay_s: float) -> Any:
-    """A progress bar of bytes on standard error, which appears after `delay_s` and is erased at the end.
-
-    Returns None without tqdm, or if standard error is not a terminal.
-    """
+    """A progress bar of bytes on standard error after `delay_s`, erased at the end; None without tqdm or a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:

@@ -246,10 +246,8 @@ def _first_values(
 
 
 def window_picture(window: Window, dtype: str, *, by_page: bool = False) -> dict[str, Any]:
-    """What shows a window on an array: an HTML document and its height in pixels, or a drawing if treescope fails.
-
-    Args:
-      by_page: Always a drawing, for a page whose policy does not allow treescope's scripts.
+    """What shows a window on an array: an HTML document and its height in pixels; a drawing if treescope fails, or
+    `by_page`, for a page whose policy does not allow its scripts.
     """
     names = {i: f"axis {axis}" for i, axis in enumerate(window.axes) if axis >= 0}
     ranges = enumerate(zip(window.starts, window.sizes, strict=True))

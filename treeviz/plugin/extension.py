@@ -63,15 +63,10 @@ def is_marimo() -> bool:
 
 
 class MarimoDisplay(Wrapper):
-    """Wraps the `get_formatter` of marimo's formatters. `render` makes the view of a tree, from the tree and its name.
-
-    Raises:
-      RuntimeError: This release of marimo has moved its formatters.
-    """
+    """Wraps the `get_formatter` of marimo's formatters. `render` makes the view, from a tree and its name."""
 
     def __init__(self, render: Callable[[Any, str], Any]) -> None:
-        missing = missing_names(PRIVATE)
-        if missing:
+        if missing := missing_names(PRIVATE):
             raise RuntimeError(f"register_as_default: {why_missing(missing)}")
         from marimo._output import formatting
 
@@ -115,10 +110,7 @@ class InTreescope:
         self._has_failed = False
 
     def update(self, info: Any = None) -> None:
-        """Extend the renderer once treescope is imported; IPython calls this before each cell.
-
-        If treescope has changed incompatibly, one line reports it once.
-        """
+        """Extend the renderer once treescope is imported; before each cell. A line reports once that this failed."""
         active = _active_renderer()
         try:
             if active is not None and not self._has_failed and self._hook not in active.get().wrapper_hooks:
@@ -180,19 +172,13 @@ def _active_renderer() -> Any:
 
 
 def summaries(table: TreeTable, nodes: list[Any]) -> dict[int, str]:
-    """For each row of a node: "12 leaves · 1.2 M elements · 4.8 MB · 2 findings: T101".
-
-    For a node with one leaf, only the findings, since the leaf shows its own size.
-    """
+    """For each row of a node: "12 leaves · 1.2 M elements · 4.8 MB · 2 findings: T101"; with one leaf, the findings."""
     n_leaves, n_elements, n_bytes = (table.rolled(table.columns[name]) for name in ("leaves", "elements", "bytes"))
-    rows_of_rule: dict[str, list[int]] = {}
+    counts_by_rule: dict[str, np.ndarray] = {}
     for rule, findings in run_rules(Checked(table, nodes)):
-        for finding in findings:
-            if (finding.level or rule.level) != "info":
-                rows_of_rule.setdefault(rule.code, []).append(finding.row)
-    in_rows = {code: np.bincount(rows, minlength=len(table)) for code, rows in rows_of_rule.items()}
-    before = {code: np.append(0, np.cumsum(counts)) for code, counts in in_rows.items()}
-    counts_by_rule = {code: n[table.end] - n[:-1] for code, n in before.items()}
+        rows = [finding.row for finding in findings if (finding.level or rule.level) != "info"]
+        before = np.append(0, np.cumsum(np.bincount(np.array(rows, int), minlength=len(table))))
+        counts_by_rule |= {rule.code: before[table.end] - before[:-1]} if rows else {}
     texts = {}
     for row in np.flatnonzero(~table.is_leaf).tolist():
         n_by_rule = {code: int(n[row]) for code, n in counts_by_rule.items() if n[row]}
@@ -250,7 +236,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.events.register("pre_run_cell", treescope.update)
     make_view = lambda tree, name: render(tree, name=name, **settings.options())  # noqa: E731
     display = DefaultDisplay(shell, make_view, before_others=treescope.update)
-    _loaded.append(_Loaded(shell, display, Magics(shell, render), settings, treescope, InShell(shell)))
+    _loaded.append(_Loaded(shell, display, Magics(shell), settings, treescope, InShell(shell)))
     if not settings.explain_errors:
         print("treeviz: trees are displayed. %config TreeViz.explain_errors = True also explains errors of JAX.")
 

@@ -34,8 +34,7 @@ def is_shown(value: Any) -> bool:
 def is_tree(value: Any) -> bool:
     """Whether a value is a node of a registered class, or a builtin container with an array or such a node in it.
 
-    Bare arrays and containers of plain values are not trees. Inspects at most 1,000 values; runs the flatten functions
-    of registered classes.
+    Inspects at most 1,000 values; runs the flatten functions of registered classes.
     """
     pending, n_seen = deque([value]), 0
     while pending and n_seen < _MOST_INSPECTED:
@@ -65,10 +64,7 @@ def print_failure(consequence: str, error: Exception) -> None:
 
 
 class Wrapper:
-    """Replaces a method of an object, until it is removed.
-
-    If others have wrapped it since, their wrappers stay, and this one passes through.
-    """
+    """Replaces a method of an object, until it is removed; then wrappers that others put around it stay."""
 
     def __init__(self, owner: Any, name: str, ours: Callable) -> None:
         self._owner, self._name, self._ours = owner, name, ours
@@ -120,14 +116,13 @@ class TreeViz(Configurable):
 class Magics:
     """Registers the magics of a shell. `remove` restores the magics that had these names before."""
 
-    def __init__(self, shell: Any, render: Callable[..., Any]) -> None:
+    def __init__(self, shell: Any) -> None:
         def tree(line: str) -> Any:
             """Show the pytree that an expression evaluates to: %tree params["layers"]"""
-            expression = line.strip()
-            if not expression:
-                print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
-                return None
-            return render(shell.ev(expression), name=expression if is_primary(expression) else f"({expression})")
+            if expression := line.strip():
+                return render(shell.ev(expression), name=_primary(expression))
+            print('%tree shows the pytree that an expression evaluates to: %tree params["layers"]')
+            return None
 
         def tree_errors(line: str, cell: str) -> None:
             """Run a cell, and add to an error from JAX the paths of the leaves that caused it."""
@@ -153,10 +148,11 @@ class Magics:
                 self._magics[kind][name] = previous
 
 
-def is_primary(expression: str) -> bool:
-    """Whether a subscript appended to the expression applies to all of it: "model.layers[0]", but not "a + b"."""
+def _primary(expression: str) -> str:
+    """The expression, in parentheses if a subscript appended to it would not apply to all of it: "(a + b)"."""
     node = ast.parse(expression, mode="eval").body
-    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    is_primary = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+    return expression if is_primary else f"({expression})"
 
 
 # A pdb class that prints trees as text, also as a mixin for other debuggers such as IPython's
@@ -166,7 +162,7 @@ def tree_text(value: Any, expression: str = "tree") -> str | None:
     """The first rows of a tree as text; None if the value is not a tree or rendering fails."""
     try:
         if is_tree(value):
-            return repr(render(value, name=expression if is_primary(expression) else f"({expression})"))
+            return repr(render(value, name=_primary(expression)))
     except Exception as error:
         print_failure("no tree is printed", error)
     return None
@@ -203,8 +199,7 @@ def set_trace(*, header: str | None = None) -> None:
     debugger = Pdb()
     if header is not None:
         debugger.message(header)
-    frame = sys._getframe().f_back
-    debugger.set_trace(frame)
+    debugger.set_trace(sys._getframe().f_back)
 
 
 class InShell:

@@ -120,11 +120,7 @@ def refuse(why: str) -> Callable[[Stored], Iterator[np.ndarray]]:
 
 
 def n_bytes_of(name: str, shape: Sequence[Any], dtype: np.dtype) -> int:
-    """The bytes that the values take.
-
-    Raises:
-      ValueError: No array can have this shape.
-    """
+    """The bytes that the values take; raises ValueError if no array can have this shape."""
     if len(shape) > _MOST_AXES:
         raise ValueError(f"{name} has {len(shape):,} dimensions; NumPy has {_MOST_AXES} at most")
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
@@ -133,11 +129,7 @@ def n_bytes_of(name: str, shape: Sequence[Any], dtype: np.dtype) -> int:
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs as a dict.
-
-    Raises:
-      ValueError: A name occurs twice, so a dict would lose a value.
-    """
+    """The pairs as a dict; raises ValueError if a name occurs twice."""
     named = dict(pairs)
     if len(named) < len(pairs):
         (twice, n), *_ = Counter(name for name, _ in pairs).most_common(1)
@@ -146,13 +138,8 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = without_repeats) -> Any:
-    """Decode JSON that takes at most some 100 MB in memory.
-
-    Args:
-      hook: Makes an object from its (name, value) pairs. None: a dict, in which the last value of a name wins.
-
-    Raises:
-      ValueError: Invalid JSON, too large, or a name occurs twice.
+    """Decode JSON that takes at most some 100 MB, else raise ValueError. `hook` makes an object from its pairs; None: a
+    dict, in which the last value of a name wins.
     """
     check_size_of_json(text)
     try:
@@ -181,11 +168,7 @@ def naming(path: Path) -> Iterator[Path]:
 
 
 def mode_of(path: Path) -> int:
-    """The mode of a file or a folder.
-
-    Raises:
-      LoadError: It is neither, and reading it might never end.
-    """
+    """The mode of a file or a folder; raises LoadError for others, since reading them might never end."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         shown = visible(str(path), 1000)
@@ -271,10 +254,7 @@ _SCALES = ("_scale", "_scale_inv", ".scale", ".weight_scale", ".absmax", ".SCB",
 
 
 def nested(arrays: Mapping[str, Any]) -> Any:
-    """Flat names as nested dicts: "a/b", or "a.b" if no name has a slash. Names that do not nest stay flat.
-
-    Dicts whose keys are numbers from 0 on become lists.
-    """
+    """Flat names as nested dicts or lists: "a/b", or "a.b" if none has a slash. Names that cannot nest stay flat."""
     separator = "/" if any("/" in name for name in arrays) else "."
     if sum(name.count(separator) for name in arrays) > MOST_NODES + 10 * len(arrays):
         return dict(arrays)
@@ -565,11 +545,7 @@ Pairs = Iterator[tuple[str, Any]]
 
 
 def read_index(path: Path, read: Callable[[Path], Pairs] = read_safetensors) -> Pairs:
-    """The tensors of `model.safetensors.index.json`, each from the file that the index names, in the same folder.
-
-    Args:
-      read: Reads one such file.
-    """
+    """The tensors of `model.safetensors.index.json`, each `read` from the file that it names, in the same folder."""
     index = parse_json(read_bounded(path, MAX_SAFETENSORS_HEADER))
     shard_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
@@ -810,10 +786,10 @@ class _Scanner:
         return skipped if self._is_inside else Unread("bytes", f"{n:,} bytes")
 
     def _str(self, n: int, name: str, level: int) -> Any:
-        if n > _LONGEST_TEXT:
-            self._skip(n)
-            return Unread("str", f"{n:,} bytes of text")
-        return self._read(n).decode("utf-8")
+        if n <= _LONGEST_TEXT:
+            return self._read(n).decode("utf-8")
+        self._skip(n)
+        return Unread("str", f"{n:,} bytes of text")
 
     def _array(self, n: int, name: str, level: int) -> list[Any]:
         if n > self.n_left:

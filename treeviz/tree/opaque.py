@@ -51,10 +51,7 @@ _MAX_WRAPPERS = 16
 
 
 def describe_function(function: Any) -> str:
-    """ "relu  jax/_src/nn/functions.py:93", "grad of loss  demo/train.py:12".
-
-    Without file and line for a function that is not written in Python.
-    """
+    """ "relu  jax/_src/nn/functions.py:93", "grad of loss  demo/train.py:12"; without a place if not in Python."""
     jaxpr = _jaxpr(function)
     if jaxpr is not None and (traced := guarded(lambda: _traced(jaxpr), lambda _: "")):
         return traced
@@ -281,10 +278,7 @@ def step_to(name: str) -> str:
 
 
 def contents(value: Any, most: int = _MAX_ITEMS) -> list[tuple[str, Any]]:
-    """(".name" or "[key]", value) of an object's attributes and slots, and of the first items of a builtin container.
-
-    Objects of JAX and NumPy have none.
-    """
+    """(".name" or "[key]", value) of attributes, slots and first items; none for objects of JAX and NumPy."""
     if _plan_of(type(value)).is_closed:
         return []
     pairs = [*items(value, most)[0], *[(f".{name}", inner) for name, inner in attributes(value)]]
@@ -292,10 +286,7 @@ def contents(value: Any, most: int = _MAX_ITEMS) -> list[tuple[str, Any]]:
 
 
 def items(value: Any, most: int) -> tuple[Sequence[tuple[str, Any]], int | None]:
-    """("[key]", value) of the first items of a builtin container or its subclass, and the number of all items.
-
-    The number is None if the value is not such a container.
-    """
+    """("[key]", value) of the first items of a builtin container or its subclass, and of how many; None for others."""
     container = _plan_of(type(value)).container
     if container is None:
         return (), None

@@ -54,11 +54,7 @@ class Term(NamedTuple):
 
 
 def parse(query: str) -> list[list[Term]]:
-    """The alternatives of a query, each with its terms; [] for a blank query.
-
-    Raises:
-      ValueError: A quote that is not closed, a field without a value.
-    """
+    """The alternatives of a query, each with its terms; [] for a blank one. Raises ValueError."""
     alternatives: list[list[Term]] = [[]]
     text, position = query.lower(), 0
     while position < len(text):
@@ -149,11 +145,7 @@ def path_patterns(path: str, name: str, is_key: Callable[[str], bool]) -> list[t
 
 
 def number_test(term: Term) -> Callable:
-    """A test of an array of numbers: `>1M`, `<=3`, `=2`, `2` or `1k..2k`.
-
-    Raises:
-      ValueError: The number is invalid.
-    """
+    """A test of an array of numbers: `>1M`, `<=3`, `=2`, `2` or `1k..2k`; raises ValueError."""
     if comparison := _COMPARISON.fullmatch(term.value):
         compare, bound = _COMPARE[comparison[1]], _number(comparison[2])
         return lambda values: compare(values, bound)
@@ -173,11 +165,7 @@ def _number(text: str) -> float:
 
 
 def shape_test(term: Term) -> Callable[[tuple[int, ...]], bool]:
-    """A test of a shape: `*,768`, `...,>64`, `3,4` or `()`.
-
-    Raises:
-      ValueError: A dimension that is neither a number, a comparison, `*` nor `...`.
-    """
+    """A test of a shape: `*,768`, `...,>64`, `3,4` or `()`; raises ValueError."""
     value = term.value[1:-1] if term.value[:1] == "(" and term.value[-1:] == ")" else term.value
     dims = value.removesuffix(",").split(",") if value else []
     tests = []
@@ -434,11 +422,7 @@ def matches(table: Table, query: str) -> np.ndarray:
 
 
 def needs_values(query: str) -> bool:
-    """Whether the query asks for value statistics.
-
-    Raises:
-      ValueError: As `parse`.
-    """
+    """Whether the query asks for value statistics; raises ValueError."""
     return any(term.field in VALUE_STATISTICS or _is_flag(term) for terms in parse(query) for term in terms)
 
 
@@ -472,7 +456,9 @@ def _rolls_up(table: Table, term: Term) -> bool:
 
 def _rows(table: Table, term: Term) -> np.ndarray:
     value = term.value
-    if not term.field or (value[0] == "=" and not _is_field(table, term)):  # static fields are printed as `n=3`
+    name, known = _column_name(term), (*ROW_FIELDS, *VALUE_STATISTICS)
+    is_field = name in known or name in _columns_of_numbers(table) or name in _columns_of_text(table)
+    if not term.field or (value[0] == "=" and not is_field):  # static fields are printed as `n=3`
         return _rows_of_word(table, term._replace(field="", value=f"{term.field}{value}"))
     glob = glob_test(value) if is_glob(value) and not term.quoted else None
     contains, equals = glob or contains_test(value, term.quoted), glob or _equals_test(value)
@@ -621,11 +607,6 @@ def _columns_of_numbers(table: Table) -> dict[str, Column]:
 
 def _columns_of_text(table: Table) -> dict[str, Column]:
     return {name.lower(): c for name, c in table.columns.items() if c.format == "label" and name not in ROW_FIELDS}
-
-
-def _is_field(table: Table, term: Term) -> bool:
-    name, known = _column_name(term), (*ROW_FIELDS, *VALUE_STATISTICS)
-    return name in known or name in _columns_of_numbers(table) or name in _columns_of_text(table)
 
 
 def _numbers(table: Table, term: Term) -> np.ndarray:

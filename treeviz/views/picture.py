@@ -11,7 +11,7 @@ from itertools import groupby
 from math import nan
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,11 +126,7 @@ class Picture(NamedTuple):
 
 
 def inches_of(width: str) -> float:
-    """The inches in "84mm", "8.4cm" or "3.3in".
-
-    Raises:
-      ValueError: Another format, or less than an inch.
-    """
+    """The inches in "84mm", "8.4cm" or "3.3in"; raises ValueError for another format, or less than an inch."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(mm|cm|in)", width)
     inches = float(match[1]) / {"mm": 25.4, "cm": 2.54, "in": 1}[match[2]] if match else 0.0
     if inches < 1:
@@ -164,12 +160,12 @@ class SparklineColumn:
         self._last_width = max(map(width_of, self._lasts), default=0)
         self.width = max(self._last_width + GAP // 2 + _POINT * _N_POINTS, width_of(self._title))
 
-    def title(self, y: float) -> Text:
-        return Text(self.x, y, self._title, "dim")
+    def title(self, y: float) -> Iterator[Text]:
+        yield Text(self.x, y, self._title, "dim")
 
     def shapes(self, shown: int, y: int) -> Iterator[Text | Curve]:
-        if self._lasts[shown]:
-            yield Text(self.x + self._last_width, y + 15, self._lasts[shown], _content_role(self._lasts[shown]), "end")
+        if last := self._lasts[shown]:
+            yield Text(self.x + self._last_width, y + 15, last, _content_role(last), "end")
         start = self.x + self._last_width + GAP // 2
         xs = start + (np.arange(self._shapes.heights.shape[1]) + 0.5) * self._step
         yield from curves(xs, self._shapes, shown, y + 4, ROW - 9)
@@ -222,8 +218,8 @@ class CellColumn:
                 self._shares = values[rows] / max(1.0, float(values[0]))
             self.width = max(self.width, 9 * CHARACTER)
 
-    def title(self, y: float) -> Text:
-        return self._text(self._title, y, "dim")
+    def title(self, y: float) -> Iterator[Text]:
+        yield self._text(self._title, y, "dim")
 
     def shapes(self, shown: int, y: int) -> Iterator[Text | Box]:
         if self._is_chart:
@@ -235,8 +231,7 @@ class CellColumn:
         if self._shares is not None and self._shares[shown] > 0:
             width = (self.width + 8) * min(1.0, float(self._shares[shown]))
             yield Box(self.x + self.width + 4 - width, y + ROW - 4, width, 3, "bar")
-        content = self._texts[shown].strip()
-        if content:
+        if content := self._texts[shown].strip():
             yield self._text(content, y + 15, _content_role(content))
 
     def _text(self, content: str, y: float, role: str) -> Text:
@@ -270,9 +265,8 @@ class HeatMapColumn:
         self._is_bad = thin.bad | np.isinf(values)
         known = np.isfinite(values) & ~self._is_bad & ((values > 0) | (not thin.log))
         self._is_zero = thin.log & (values == 0) & ~self._is_bad
-        levels = np.where(
-            known, np.log10(values, out=np.zeros(values.shape), where=known) if thin.log else values, np.nan
-        )
+        levels = np.full(values.shape, np.nan)
+        levels[known] = np.log10(values[known]) if thin.log else values[known]
         low, high = _ends(levels[known])
         self.ends = tuple(number_text(float(f"{10**end if thin.log else end:.2g}")) for end in (low, high))
         color_index = np.nan_to_num((levels - low) / max(high - low, 1e-9)).clip(0, 1)
@@ -303,12 +297,11 @@ class HeatMapColumn:
 
     def legend(self, y: float) -> Iterator[Text | Cells]:
         """The colors and the values that they represent, below the strips."""
-        low, high = (f"≤ {self.ends[0]}", f"≥ {self.ends[1]}")
         side, middle = self.width / 3, self.width / 3 / len(_COLORS)
-        yield Text(self.x + side - 6, y + 15, low, "dim", "end")
+        yield Text(self.x + side - 6, y + 15, f"≤ {self.ends[0]}", "dim", "end")
         for i, color in enumerate(_COLORS):
             yield Cells([(self.x + side + i * middle, y + 5, middle + 0.3, ROW - 10)], color)
-        yield Text(self.x + 2 * side + 6, y + 15, high, "dim")
+        yield Text(self.x + 2 * side + 6, y + 15, f"≥ {self.ends[1]}", "dim")
 
     def shapes(self, shown: int, y: int) -> Iterator[Cells | Curve | Line]:
         n = self._codes.shape[1]
@@ -321,7 +314,8 @@ class HeatMapColumn:
                 strips.setdefault(code, []).append(place)
         for code, rectangles in sorted(strips.items()):
             yield Cells(rectangles, _COLORS[code])
-        for start, end in _runs(self._is_zero[shown]):
+        edges = np.flatnonzero(np.diff(self._is_zero[shown], prepend=False, append=False))
+        for start, end in edges.reshape(-1, 2).tolist():
             yield Line(self.x + start * step, y + ROW / 2, self.x + end * step, y + ROW / 2, "dim")
         bad = [self.x + (column + 0.5) * step for column in np.flatnonzero(self._is_bad[shown]).tolist()]
         yield from _crosses(bad, y + ROW / 2, _HALF_CROSS)
@@ -334,11 +328,6 @@ def _ends(levels: np.ndarray) -> tuple[float, float]:
     first, third = np.percentile(levels, [25, 75])
     reach = 1.5 * (third - first)
     return float(max(levels.min(), first - reach)), float(min(levels.max(), third + reach))
-
-
-def _runs(is_in: np.ndarray) -> Iterator[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_in, [False]]).astype(int)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 # Write a picture as SVG
@@ -366,9 +355,7 @@ def svg(picture: Picture) -> str:
 def _element(shape: Shape) -> str:
     """Light colours are attributes, which every SVG reader supports; dark ones need a style sheet."""
     if isinstance(shape, Cells):
-        path = "".join(
-            f"M{x:.1f} {y:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, y, width, height in shape.rectangles
-        )
+        path = "".join(f"M{x:.1f} {y:g}h{w:.1f}v{h:g}h-{w:.1f}z" for x, y, w, h in shape.rectangles)
         return f'<path d="{path}" fill="{shape.color}"/>'
     light = COLORS[shape.role][0]
     if isinstance(shape, Curve):
@@ -379,17 +366,13 @@ def _element(shape: Shape) -> str:
         return f'<line {places} class="{shape.role}-line" stroke="{light}"/>'
     if isinstance(shape, Box):
         places = f'x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" height="{shape.height:g}"'
-        color = f'class="{shape.role}" fill="{light}"'
-        if not shape.is_filled:
-            color = f'class="{shape.role}-line" stroke="{light}" fill="none"'
+        border = f'class="{shape.role}-line" stroke="{light}" fill="none"'
+        color = f'class="{shape.role}" fill="{light}"' if shape.is_filled else border
         radius = f'rx="{shape.radius:g}" ' if shape.radius else ""
         return f"<rect {places} {radius}{color}/>"
-    style = ' text-anchor="end"' if shape.anchor == "end" else ""
-    style += ' font-weight="bold"' if shape.is_bold else ""
-    content = escaped(_printable(shape.text))
-    return (
-        f'<text x="{shape.x:g}" y="{shape.y:g}" class="{attribute(shape.role)}" fill="{light}"{style}>{content}</text>'
-    )
+    style = ' text-anchor="end"' * (shape.anchor == "end") + ' font-weight="bold"' * shape.is_bold
+    place, content = f'x="{shape.x:g}" y="{shape.y:g}"', escaped(_printable(shape.text))
+    return f'<text {place} class="{attribute(shape.role)}" fill="{light}"{style}>{content}</text>'
 
 
 def _printable(content: str) -> str:
@@ -404,11 +387,7 @@ _PNG_POINT = 72 / 100  # points per picture pixel: the figure has 100 pixels per
 
 
 def png(picture: Picture) -> bytes:
-    """The picture in light colours. Characters that the font lacks become escape sequences.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
+    """The picture in light colours, drawn by matplotlib. Characters that the font lacks become escape sequences."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -450,46 +429,23 @@ def _artist(shape: Shape, height: int, order: int):
         points = [point for line in shape.lines for point in (*line, (nan, nan))]  # NaN lifts the pen
         xs, ys = zip(*points, strict=True)
         return lines.Line2D(xs, ys, color=color, linewidth=1.2 * _PNG_POINT, **options)
-    content = shape.text
-    if not content.isascii():
-        known = _characters()
-        content = "".join(
-            c if ord(c) in known else c.encode("unicode_escape", "surrogatepass").decode() for c in content
-        )
-    return text.Text(
-        shape.x * SCALE,
-        (height - shape.y) * SCALE,
-        content,
-        color=color,
-        fontproperties=_font(shape.is_bold),
-        horizontalalignment="right" if shape.anchor == "end" else "left",
-        verticalalignment="baseline",
-        parse_math=False,
-        usetex=False,
-        wrap=False,
-        transform=Affine2D(),
-        zorder=order,
-    )
-
-
-def _font_file(is_bold: bool) -> str:
-    from matplotlib import get_data_path
-
-    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSansMono-Bold.ttf" if is_bold else "DejaVuSansMono.ttf"))
+    font, known = _font(shape.is_bold)
+    as_escape = lambda c: c.encode("unicode_escape", "surrogatepass").decode()  # noqa: E731
+    content = "".join(c if c.isascii() or ord(c) in known else as_escape(c) for c in shape.text)
+    place = shape.x * SCALE, (height - shape.y) * SCALE
+    options = {"ha": "right" if shape.anchor == "end" else "left", "va": "baseline", "fontproperties": font}
+    options |= {"parse_math": False, "usetex": False, "wrap": False, "transform": Affine2D(), "zorder": order}
+    return text.Text(*place, content, color=color, **options)
 
 
 @cache
-def _font(is_bold: bool):
-    from matplotlib.font_manager import FontProperties
+def _font(is_bold: bool) -> tuple[Any, frozenset[int]]:
+    """A font, and the code points in the one that is not bold."""
+    from matplotlib import font_manager, get_data_path
 
-    return FontProperties(fname=_font_file(is_bold), size=FONT * _PNG_POINT)
-
-
-@cache
-def _characters() -> frozenset[int]:
-    from matplotlib.font_manager import get_font
-
-    return frozenset(get_font(_font_file(False)).get_charmap())
+    file = str(Path(get_data_path(), "fonts", "ttf", f"DejaVuSansMono{'-Bold' * is_bold}.ttf"))
+    known = _font(False)[1] if is_bold else frozenset(font_manager.get_font(file).get_charmap())
+    return font_manager.FontProperties(fname=file, size=FONT * _PNG_POINT), known
 
 
 # The scalars of a run: one line each above the rows, over the steps of the heat map, as in the page
@@ -590,7 +546,7 @@ def draw(view: View, *, inches: float | None = None) -> Picture:
     top += sum(lines.height for lines in above)
     titles = [Text(MARGIN, top + 15, "name", "dim"), Text(type_x, top + 15, "type", "dim")]
     for column in columns:
-        titles += column.title(top + 15) if isinstance(column, HeatMapColumn) else [column.title(top + 15)]
+        titles += column.title(top + 15)
 
     shapes: list[Shape] = [
         Text(MARGIN, MARGIN + i * ROW + 15, line, "dim" if i else "ink", is_bold=not i)
@@ -689,11 +645,8 @@ def _role(facts: Facts) -> str:
     kind = KINDS[facts.kind]
     if kind.group == "trouble" or facts.kind == "deleted":
         return "bad"
-    if kind.is_abstract:
-        return "violet"
-    if kind.group == "part":
-        return "dim"
-    return "ink" if facts.is_leaf else "accent"
+    of_part = "dim" if kind.group == "part" else "ink" if facts.is_leaf else "accent"
+    return "violet" if kind.is_abstract else of_part
 
 
 def _guide_lines(prefix: str, y: int) -> Iterator[Text | Line]:

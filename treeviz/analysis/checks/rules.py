@@ -1113,10 +1113,8 @@ def findings(table: TreeTable, results: Sequence[Result]) -> Iterator[TreeFindin
 
 
 def with_badges(table: TreeTable, results: Sequence[Result]) -> TreeTable:
-    """The table with a badge for each finding, which begins with its code.
-
-    If the walk made a note of the same problem, the code goes into that note, unless the note links to another row and
-    the finding is more than an info.
+    """The table with a badge for each finding. Its code goes into a note of the walk about that problem, unless that
+    links to another row and the finding is more than an info.
     """
     counts, coded, added = Counter[Level](), dict[int, tuple[str, Level]](), dict[int, list[Note]]()
     for source, level, found in _worst_first(results):

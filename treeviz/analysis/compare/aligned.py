@@ -47,9 +47,9 @@ class Part(NamedTuple):
 
 
 def parts_that_differ(left: Any, right: Any, are_same: Callable[[Any, Any], bool]) -> list[Part]:
-    """The first innermost parts in which two different values differ; none if their parts are all the same.
+    """The first innermost parts in which two different values differ; none if all parts are the same.
 
-    Runs no code of their classes except through `are_same`. Opens values that contain themselves a few levels deep.
+    Runs no code of their classes except `are_same`. Opens values that contain themselves a few levels deep.
     """
     differing, n_left = list[Part](), _MOST
     waiting = [(Part("", None, left, right), 0)]
@@ -241,7 +241,8 @@ def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list
     named = [it for field in fields or [("", left_aux, right_aux)] for it in _named_parts(left, *field)]
     findings = [("static", f"{name} = {value_text(a, 60)}", value_text(b, 60), a, b) for name, a, b in named]
     findings = findings or [("static", value_text(left_aux, 80), value_text(right_aux, 80), left_aux, right_aux)]
-    return [(*finding, problem or _unequal_to_itself(a, b)) for *finding, a, b in findings]
+    alike = "they print the same, but == returns False"
+    return [(*it, problem or alike * (value_text(a, 80) == value_text(b, 80))) for *it, a, b in findings]
 
 
 def _named_parts(node: Any, name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:
@@ -275,11 +276,6 @@ def _same(a: Any, b: Any) -> bool:
         return bool(same.all()) and a.shape == b.shape if hasattr(same, "all") else bool(same)
 
     return a is b or (type(a) is type(b) and guarded(compare, lambda _: False))
-
-
-def _unequal_to_itself(left: Any, right: Any) -> str:
-    is_same_text = value_text(left, 80) == value_text(right, 80)
-    return "they print the same, but == returns False" if is_same_text else ""
 
 
 NONE = -1
@@ -327,11 +323,8 @@ class Aligned(NamedTuple):
 
 
 class _EqualRows:
-    """Rows that equal those some rows further, in another table or in the same one, for a few such distances.
-
-    Args:
-      left, right: The arrays to compare, of one number for each row: the codes of keys, where 0 is an index; positions,
-        which count beside an index; and others.
+    """Rows that equal those some rows further, in another table or in the same one, by the codes of keys, where 0 is an
+    index; positions, which count beside an index; and others.
     """
 
     def __init__(self, left: Sequence[np.ndarray], right: Sequence[np.ndarray], most: int) -> None:

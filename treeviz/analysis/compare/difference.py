@@ -130,11 +130,7 @@ class _Text:
 
 
 class Unwritten(Difference):
-    """A difference whose texts are written when one is first read; then it becomes a plain `Difference`.
-
-    Args:
-      write: Returns `path`, `left`, `right` and `hint` of the difference with a number.
-    """
+    """A difference whose texts (`path`, `left`, `right`, `hint`) `write` returns when one is first read."""
 
     path, left, right, hint, code = _Text(), _Text(), _Text(), _Text(), _Text()  # type: ignore[assignment]
 

@@ -33,12 +33,7 @@ SAME = "same"  # in the column "diff", and the kind of rows that replace identic
 
 
 class DifferenceNotes(Mapping[int, tuple[Note, ...]]):
-    """The notes by row: one for each difference, written at first use.
-
-    Args:
-      rows: The table row of each difference.
-      details: Notes for a page: the kind is the badge, the details have all that is known about values.
-    """
+    """The notes by table row: one for each difference, written at first use; with `details` those of a page."""
 
     def __init__(self, found: Found, rows: Sequence[int], *, details: bool) -> None:
         self._found, self._rows, self._details = found, rows, details
@@ -86,11 +81,7 @@ def difference_columns(
 ) -> list[Column]:
     """The columns of differences: their kinds, both sides as text, and how far values differ.
 
-    Args:
-      rows: The table row of each difference.
-      shown: int[n]: the table row of each aligned row.
-      words: The text of a row without a difference: "same" or "".
-      details: For several trees: the whole text of each difference, not only its kind.
+    `rows` are the table rows of differences, `shown` those of aligned rows; `words` are the texts of rows without one.
     """
     n, differences = len(words), found.differences
 
@@ -214,11 +205,7 @@ class Drift(NamedTuple):
 
 
 def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:
-    """Compare several trees with the first, leaf by leaf in float64; reads the others one at a time.
-
-    Args:
-      steps: The step of each of the others.
-    """
+    """Compare several trees, of other steps, with the first, leaf by leaf in float64; reads them one at a time."""
     table = first.table
     changes, sizes = np.full((2, len(table), len(steps)), np.nan)
     nonfinite = np.zeros(changes.shape, bool)
@@ -307,10 +294,7 @@ def merged(left: Side, right: Side, found: Found) -> Merged:
 
 
 def merged_with_all(first: Side, found: Sequence[Found]) -> Merged:
-    """The tables of the first tree and several others, with a column for each of the others.
-
-    A node that only another tree has is reported in the row of its parent.
-    """
+    """The tables of the first tree and others, with a column for each; what only another has is noted at the parent."""
     rows, unknown = [], {}
     for one in found:
         left = one.aligned.left

@@ -68,12 +68,7 @@ def with_hints(
     mapping: Mapping | Callable[[str], Any] | None = None,
     only_values: bool = False,
 ) -> Found:
-    """The differences with hints about their possible causes, and those in values under other names.
-
-    Args:
-      values: Compare arrays under other names, and distinguish elements of a list by the first values.
-      mapping, only_values: As in `treeviz.diff`; `only_values` is like="values".
-    """
+    """The differences with hints about their causes, and those in values under other names; see `treeviz.diff`."""
     if set(_KINDS).isdisjoint(found.kinds) and not only_values:
         return found
     trees, hints = Trees(left, right, found, values), dict[int, Hint]()
@@ -112,11 +107,7 @@ def with_hints(
 
 
 def _with_mapped(trees: Trees, found: Found, only_values: bool) -> Found:
-    """The differences with those of arrays that have other names in the other tree.
-
-    Args:
-      only_values: Without all other differences, but for arrays that only one tree has.
-    """
+    """The differences, or with `only_values` none, and those of arrays that have other names in the other tree."""
     rows, unknown, gaps = [*zip(found.rows, found.kinds, found.differences, strict=True)], {**found.not_compared}, {}
     rows = [it for it in rows if it[1] == "error" or not only_values]
     mapped, paths = found.mapped, [table.keystrs() for table in trees.tables]
@@ -203,10 +194,7 @@ class Trees:
 
     @computed_once
     def prints(self) -> list[np.ndarray]:
-        """uint64[n] for each tree: a fingerprint of each subtree, without its own key.
-
-        Equal for equal types, keys, shapes and dtypes: a hash of its rows with their numbers of children.
-        """
+        """uint64[n] for each tree: a fingerprint of types, keys, shapes and dtypes of each subtree, without its key."""
         known = self._fact_codes
         prints = []
         for table, names in zip(self.tables, self.names, strict=True):
@@ -286,10 +274,7 @@ def _match_keys(
 
 
 def elements(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """Layers that were shifted, swapped, inserted or removed.
-
-    The first difference in each moved element says where it is in the other tree.
-    """
+    """Layers that were shifted, swapped, inserted or removed: the first difference in each says where it is."""
     differing, hints, n_left, end = np.array(sorted(rows)), dict[int, Hint](), _MOST_ELEMENTS, 0
     both = np.flatnonzero((trees.own[0] != NONE) & (trees.own[1] != NONE))
     for table, own in zip(trees.tables, trees.own, strict=True):
@@ -606,9 +591,8 @@ class _Pair(NamedTuple):
 
 
 def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
-    """Arrays whose paths end with the same words, also as layers of a stack or transposed.
-
-    The first hint has code that converts the whole tree if every array of the other tree is found.
+    """Arrays whose paths end with the same words, also as layers of a stack or transposed. The first hint has code that
+    converts the whole tree if every array is found.
     """
     tables, owners = trees.tables, []
     for table, own in zip(tables, trees.own, strict=True):  # for each row the last difference around it
@@ -640,8 +624,7 @@ def same_words(trees: Trees, rows: list[int]) -> dict[int, Hint]:
                 pairs_at[int(owner[row])].append((row, pair))
         n_at = Counter(owner[owner != NONE].tolist())
         for at, inside_it in pairs_at.items():
-            text = _location_text(tables[side], across, side, n_at[at], sorted(inside_it), turned)
-            hints.setdefault(at, Hint(text))
+            hints.setdefault(at, Hint(_location_text(tables[side], across, side, n_at[at], sorted(inside_it), turned)))
     first = min(hints)
     hints[first] = hints[first]._replace(code=_by_rule(trees, pairs, turned) or _code(trees, pairs, turned))
     return hints
@@ -726,7 +709,11 @@ def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
     columns = [zip(*(array.words for array in arrays), strict=False) for arrays in rest]
     starts = [tuple(words[0] for words in takewhile(lambda words: len({*words}) == 1, it)) for it in columns]
     for n_words in range(max((len(array.words) for array in (*left, *right)), default=0), 0, -1):
-        ends = [_grouped_by_end(arrays, n_words) for arrays in rest]
+        ends: list[dict[tuple[str, ...], list[_Array]]] = [defaultdict(list), defaultdict(list)]
+        for own, arrays in zip(ends, rest, strict=True):
+            for array in arrays:
+                if len(array.words) >= n_words:
+                    own[array.words[-n_words:]].append(array)
         for end, left_arrays in ends[0].items():
             one, another = _only_original(left_arrays), _only_original(ends[1].get(end, []))
             if one and another and not all(map(str.isdecimal, end)):
@@ -739,14 +726,6 @@ def _by_ends(left: list[_Array], right: list[_Array]) -> list[_Pair]:
             taken = {pair.arrays[side].rows for pair in pairs}
             rest[side] = [array for array in rest[side] if array.rows not in taken]
     return pairs
-
-
-def _grouped_by_end(arrays: list[_Array], n_words: int) -> dict[tuple[str, ...], list[_Array]]:
-    ends = defaultdict(list)
-    for array in arrays:
-        if len(array.words) >= n_words:
-            ends[array.words[-n_words:]].append(array)
-    return ends
 
 
 def _only_original(arrays: list[_Array]) -> _Array | None:
@@ -832,9 +811,7 @@ def same_values(
 ) -> list[Match]:
     """Arrays without a counterpart, matched by their values; then by names like those of others, and by any names.
 
-    Args:
-      given: Matches that are known.
-      pairs: Arrays with one name, which are matched if no others have their values; None if only other names count.
+    `pairs` are arrays with one name, matched if no others have their values; None if only other names count.
     """
     arrays = []
     for side, (alone, table) in enumerate(zip(trees.are_alone, trees.tables, strict=True)):
@@ -907,11 +884,7 @@ def array_names(table: TreeTable) -> dict[str, int]:
 
 
 def given_matches(trees: Trees, values: Values, mapping: Mapping | Callable[[str], Any]) -> list[Match]:
-    """The matches that a mapping of names describes; see `treeviz.diff`.
-
-    Raises:
-      ValueError: A name of the mapping is that of no array.
-    """
+    """The matches that a mapping of names describes; raises ValueError for a name of no array."""
     names, rules, matches = [array_names(table) for table in trees.tables], dict[Any, Any](), list[Match]()
     if isinstance(mapping, Mapping):
         rules = {key if isinstance(key, tuple) else (key,): value for key, value in mapping.items()}

@@ -71,12 +71,9 @@ Compare = Callable[[Any, Any], ValueDifference | str | None]
 
 
 def compare_objects(left: Any, right: Any, are_functions: bool, compare: Compare) -> Finding | None:
-    """How two leaves differ; None if they are equal.
+    """How two leaves differ; None if they are equal. Objects of a class without its own `==` are compared by contents.
 
-    Objects of a class without its own `==`, which are equal only to themselves, are compared by their contents.
-
-    Args:
-      compare: Compares two arrays of one shape: returns how they differ, why that is unknown, or None.
+    `compare` returns how two arrays of one shape differ, why that is unknown, or None.
     """
     if _are_equal(left, right):
         return None
@@ -134,13 +131,10 @@ _WITHOUT_A_TYPE = ("shape only", "stored", "tracer", "deleted", "placeholder")  
 def transposing(
     shape: tuple[int, ...], other: tuple[int, ...], among: Collection[tuple[int, ...]] = ()
 ) -> tuple[int, ...] | None:
-    """The order of axes that transposes an array of one shape to another shape; None if the shapes do not tell.
+    """The order of axes, `among` some, that transposes one shape to another; None if the shapes do not tell.
 
     Arrays of four and more axes are kernels of convolutions: the spatial axes are last in PyTorch and first in JAX
     libraries, with the two others in reverse order. Other arrays have all axes in reverse order.
-
-    Args:
-      among: The only orders to try, unless empty.
     """
     n = len(shape)
     convolutions = ((*range(2, n), 1, 0), (n - 1, n - 2, *range(n - 2)))
@@ -183,11 +177,7 @@ class LeafCodes:
 
 
 def compare_facts(left: Facts, right: Facts, are_equivalent: Callable[[], bool]) -> list[Finding]:
-    """The differences in Python type, shape, dtype, weak type and sharding, and whether one array is deleted.
-
-    Args:
-      are_equivalent: Whether two shardings place the arrays identically; called only if their texts differ.
-    """
+    """The differences in what is known without values. `are_equivalent` is called if the texts of shardings differ."""
     found: list[Finding] = []
     n_in_files = (left.kind, right.kind).count("stored")  # an array is restored wherever its target says
     if left.type != right.type and not {left.kind, right.kind} & {*_WITHOUT_A_TYPE}:
@@ -339,11 +329,7 @@ class _Differ:
         return Found(aligned, *self._written(aligned, gaps), gaps, unknown, drawn, tree=self._tree)
 
     def _name_containers_once(self, aligned: Aligned, apart: np.ndarray) -> np.ndarray:
-        """Name the containers inside one of another kind in its own difference, as in a restored checkpoint.
-
-        Returns:
-          bool[n]: the aligned rows in such containers.
-        """
+        """Name the containers inside one of another kind in its difference. Returns bool[n]: the rows in such ones."""
         is_inside = np.zeros(len(aligned.left), bool)
         kept, inside, top, end = list[tuple[int, Finding]](), dict[int, Counter[str]](), 0, 0
         for at, finding in self._found:
@@ -601,11 +587,7 @@ _MOST_NAMED = 6
 
 
 def with_layers(left: Side, right: Side, found: Found, stacked: Stacked, **tolerance: float) -> Found:
-    """The same differences; those of values in a stack name the layers: "layers 3, 5 of 12".
-
-    Raises:
-      NoStack: A glob matches no array of the left tree.
-    """
+    """The same differences; those of values in a stack name the layers: "layers 3, 5 of 12". May raise `NoStack`."""
     axes, differences, layers = stacks_in(left.table, stacked), Differences(), {}
     for at, difference in zip(found.rows, found.differences, strict=True):
         left_row, right_row = int(found.aligned.left[at]), int(found.aligned.right[at])

@@ -105,11 +105,7 @@ def _value_difference(numbers: list[Any], n: int, values: Sequence[Any], shape: 
 def compare_elements(
     a: np.ndarray, b: np.ndarray, starts: np.ndarray = _ONE, rtol: float = 0.0, atol: float = 0.0
 ) -> Elements:
-    """Compare flat arrays of one length piece by piece.
-
-    Args:
-      starts: The start of each piece. No piece is empty.
-    """
+    """Compare flat arrays of one length in pieces that begin at `starts`; none is empty."""
     none = np.zeros(len(starts), np.int64)
     n_nan, nan_at, nan_left, nan_right = none, none, none, none
     n_outside, at, max_abs, max_rel = none, none, np.zeros(len(starts)), np.zeros(len(starts))
@@ -446,9 +442,6 @@ def compare_small(
     """Compare leaves in pairs of one shape; returns those that differ, and the indices of those that cannot be read.
 
     Copies the values, because a JAX array with a view cannot be donated.
-
-    Args:
-      shape_of_pair: int[n]: the index in `shapes` of each pair.
     """
     sizes = np.array([*map(math.prod, shapes)], np.int64)[shape_of_pair]
     ends = [*(np.flatnonzero(np.diff(np.cumsum(sizes) // _MOST)) + 1).tolist(), len(sizes)]
@@ -598,16 +591,14 @@ class Gaps(Mapping[int, ValueDifference]):
         return gap
 
     def with_more(self, own: dict[int, ValueDifference]) -> Gaps:
-        return Gaps({**self._own, **own}, self._parts) if own else self
+        return Gaps(self._own | own, self._parts) if own else self
 
     def numbers(self) -> GapNumbers:
-        own = list(self._own.values())
-        rows = [np.fromiter(self._own, np.int64, len(own)), *(part.rows for part in self._parts)]
-        numbers = []
-        for name, dtype in (("n_outside", np.int64), ("n_nan", np.int64), ("max_abs", float), ("max_rel", float)):
-            of_own = np.array([getattr(gap, name) for gap in own], dtype)
-            numbers.append([of_own, *(getattr(part.numbers, name) for part in self._parts)])
-        return GapNumbers(*map(np.concatenate, (rows, *numbers)))
+        numbers = [np.concatenate([[*self._own], *(part.rows for part in self._parts)]).astype(np.int64)]
+        for name, dtype in zip(GapNumbers._fields[1:], (np.int64, np.int64, float, float), strict=True):
+            of_own = np.array([getattr(gap, name) for gap in self._own.values()], dtype)
+            numbers.append(np.concatenate([of_own, *(getattr(part.numbers, name) for part in self._parts)]))
+        return GapNumbers(*numbers)
 
 
 class GapNumbers(NamedTuple):
@@ -655,10 +646,8 @@ def compare_stored_layers(
 
 
 def pieces_of_both(left: Any, right: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The values of two arrays of one shape as flat pieces of equal lengths, in the file's order if one is in a file.
-
-    Raises:
-      CannotCompare: One of them holds no numbers, or is partly in another process.
+    """The values of two arrays of one shape as flat pieces of equal lengths, in the order of a file; may raise
+    `CannotCompare`.
     """
     order = _order(left, right)
     pieces, a, b = [pieces_of(array, order) for array in (left, right)], np.empty(0), np.empty(0)
@@ -907,7 +896,11 @@ def _compare_in_layouts(
         is_permuted = candidate.order and a.shape == b.shape and a.ndim != len(candidate.order)
         if is_permuted and candidate not in known and not 0.2 < best[0] < 0.9:
             continue  # of a permutation, some rows stay in place
-        share = _equal_share(candidate.of(a, b.shape), b)
+        # Of equal values, or of those that are close, in the first rows and the last ones
+        ends = ([x[:_FEW], x[-_FEW:]] for x in map(np.atleast_1d, (candidate.of(a, b.shape), b)))
+        x, y = (end.astype(complex if end.dtype.kind == "c" else float) for end in map(np.concatenate, ends))
+        with np.errstate(all="ignore"):
+            share = float(np.mean((x == y) | (np.abs(x - y) <= 1e-2 * np.abs(y)))) if x.size else 1.0
         if share > best[0]:
             best = share, candidate
         if share == 1:
@@ -920,14 +913,6 @@ def _compare_in_layouts(
     if is_rounded:
         gap = compare_arrays(*rounded(a, b), rtol=rtol, atol=atol)
     return (gap if gap.n_outside or gap.n_nan else None), best[1], is_rounded
-
-
-def _equal_share(a: np.ndarray, b: np.ndarray) -> float:
-    """The share of equal values, or of those that are close, in the first rows and the last ones."""
-    ends = [np.concatenate([x[:_FEW], x[-_FEW:]]) for x in map(np.atleast_1d, (a, b))]
-    x, y = (end.astype(complex if end.dtype.kind == "c" else float) for end in ends)
-    with np.errstate(all="ignore"):
-        return float(np.mean((x == y) | (np.abs(x - y) <= 1e-2 * np.abs(y)))) if x.size else 1.0
 
 
 def narrower(a: Any, b: Any) -> np.dtype:

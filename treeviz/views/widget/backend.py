@@ -86,11 +86,7 @@ def read_request(content: Any, buffers: Any = ()) -> Request | str:
 def answered(
     backend: Backend, version: int, request: Request, is_cancelled: Callable[[], bool]
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """The answer to a request, with its number: JSON, with an "error" if it failed, and binary buffers.
-
-    Args:
-      version: That of the tree that the backend shows.
-    """
+    """The answer to a request, with its number: JSON, with an "error" if it failed, and binary buffers."""
     operation, number, asked, numbers = request
     answer: dict[str, Any] = {"stale": True}
     parts: list[bytes] = []

@@ -113,10 +113,7 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
 
     @contextmanager
     def hold_trait_notifications(self) -> Iterator[None]:
-        """Do not hold notifications: traitlets would hold those of all threads, and lose changes by other threads.
-
-        `set_state` of ipywidgets enters this context.
-        """
+        """Do not hold notifications: traitlets would hold those of all threads, and lose changes by others."""
         yield
 
     def notify_change(self, change: Any) -> None:
@@ -170,8 +167,7 @@ class PageWidget(ThreadSafeWidget):
 
     @property
     def _open_backend(self) -> Backend:
-        backend = self._backend
-        if backend is None:
+        if (backend := self._backend) is None:
             raise ReferenceError("explore: this widget is closed and no longer holds its tree.")
         return backend
 
@@ -214,10 +210,9 @@ class PageWidget(ThreadSafeWidget):
         if isinstance(request, str):
             self._drop(request)
             return
-        backend = self._backend
         if request.operation == "cancel":
             self._cancelled.extend(request.numbers[:1])
-        elif backend is not None:
+        elif (backend := self._backend) is not None:
             answer, parts = answered(backend, self._version, request, lambda: request.id in self._cancelled)
             if "error" in answer:
                 self._log(f"{request.operation} of row {request.numbers[:1]}: {answer['error']}")
@@ -378,12 +373,7 @@ class TreeWidget(DisplayedWidget):
         self._renew_page_after_cell()
 
     def follow(self, status: dict[str, Any], *, renewed: bool = False, is_another: bool = False) -> None:
-        """Show the status of the run that the backend follows.
-
-        Args:
-          renewed: The backend has a new view.
-          is_another: The new view has different rows.
-        """
+        """Show the status of the run that the backend follows; `renewed`: it has a new view; `is_another`: new rows."""
         with self.hold_sync():
             self._live = status
             if renewed:
@@ -428,12 +418,11 @@ class TreeWidget(DisplayedWidget):
     def close(self) -> None:
         """Remove the widget from the page, and release the tree and all observers."""
         backend, self._backend = self._backend, None
-        if backend is None:
-            return
-        self._fallback_is_old = False
-        super().close()
-        backend.close()
-        self._packed = self._changes = b""
+        if backend is not None:
+            self._fallback_is_old = False
+            super().close()
+            backend.close()
+            self._packed = self._changes = b""
 
     @traitlets.validate("selection")
     def _known_rows(self, proposal: Any) -> list[int]:
