@@ -236,8 +236,8 @@ def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(t
     assert not [o for cell in cells for o in cell.outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert "widgets" not in notebook.metadata  # so that a converter takes the page, which needs no network
     for cell, (steps, found) in (
-        (cells[2], ("800 steps · step 799", "1 finding")),
-        (cells[4], ("400 steps · step 399", "0 findings")),
+        (cells[2], ("500 steps · step 499", "1 finding")),
+        (cells[4], ("200 steps · step 199", "0 findings")),
     ):
         widget, page = cell.outputs
         assert "application/vnd.jupyter.widget-view+json" in widget.data and widget.data["text/html"] == ""
@@ -248,8 +248,8 @@ def test_live_training_keeps_the_whole_picture_of_each_run_where_its_panel_was(t
             and steps in page.data["text/html"]
             and found in page.data["text/html"]
         )
-    assert "spike at step 400\n" in texts_of(notebook)[3]
-    assert texts_of(notebook)[-1].startswith("([(DictKey(key='blocks'), SequenceKey(idx=1), DictKey(key='up'))], 400)")
+    assert "spike at step 300\n" in texts_of(notebook)[3]
+    assert texts_of(notebook)[-1].startswith("([(DictKey(key='blocks'), SequenceKey(idx=1), DictKey(key='up'))], 200)")
 
 
 @pytest.mark.filterwarnings("default")

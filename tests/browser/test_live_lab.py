@@ -8,7 +8,7 @@ import re
 import nbformat
 import pytest
 from browser.driving import settled
-from browser.jupyter import NOT_OURS, PATIENCE_S, Lab, run_all_cells, save, set_theme, write_notebook
+from browser.jupyter import NOT_OURS, PATIENCE_S, Lab, run_all_cells, save, write_notebook
 from browser.kernels import INSTALLED, IPYKERNELS, use_ipykernel
 
 pytest.importorskip("anywidget")
@@ -209,9 +209,6 @@ def test_a_loop_that_blocks_the_kernel_is_seen_and_its_end_is_kept(lab, open_in,
     named = page.get_by_role("treeitem", name=re.compile("nonfinite"))
     named.or_(page.get_by_text(re.compile(r"findings \([1-9]"))).first.wait_for()
     shots(page, "live-running.png")
-    set_theme(page, "JupyterLab Dark")
-    shots(page, "live-running-dark.png")
-    set_theme(page, "JupyterLab Light")
     assert is_busy(page)
     (lab.root / "stop blocking").touch()
     page.locator(".live[data-state=done]").wait_for(timeout=1000 * PATIENCE_S)

@@ -67,14 +67,17 @@ def _bits(x: jax.Array) -> jax.Array:
     return word
 
 
-bits_of = jax.jit(_bits)
+_bits_on_device = jax.jit(_bits)
 
 
-def bits_of_constant(value: Any) -> int:
-    """The bits of a constant, computed on the host."""
-    if not is_inexact(value):
+def bits_of(x: Any) -> Any:
+    """The bits of an array or a constant. The host reads what is in its memory: for that nothing is compiled."""
+    if not is_inexact(x):
         return 0
-    value = np.asarray(value)
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable and {d.platform for d in x.devices()} == {"cpu"}):
+        return _bits_on_device(x)
+    value = np.asarray(x)
+    value = value[~np.isfinite(value)]
     value = value.astype(np.complex128 if np.iscomplexobj(value) else np.float64)
     parts = np.array([value.real, value.imag])
     is_any = [x.any() for x in (np.isnan(parts), parts == np.inf, parts == -np.inf)]
@@ -392,7 +395,7 @@ class Replay:
 
         def read(atom) -> Value:
             if isinstance(atom, Literal):
-                return Value(self.constant(atom.val, atom), Taint(bits_of_constant(atom.val)))
+                return Value(self.constant(atom.val, atom), Taint(bits_of(atom.val)))
             return values[atom]
 
         for n, eqn in enumerate(jaxpr.eqns):
