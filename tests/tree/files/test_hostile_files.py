@@ -292,7 +292,7 @@ def test_names_of_fields_beyond_latin_1_are_those_of_numpy(tmp_path):
 
 @pytest.mark.parametrize("kind", mutated_files.SAMPLES)
 def test_a_mutated_file_is_a_tree_or_a_load_error_of_one_line(tmp_path, kind):
-    n = 100
+    n = 60
     n_refused = mutated_files.fuzz(kind, n, tmp_path)
     assert 0 < n_refused < n
 
