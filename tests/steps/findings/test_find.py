@@ -471,6 +471,12 @@ def test_updates_that_jump_while_gradients_do_not_come_of_the_rate_or_a_lost_sta
     assert "ratio" not in kinds(run.findings())
 
 
+def test_nothing_is_said_of_updates_that_jump_every_few_steps_by_more_each_time():
+    run = Run(n_steps=30)
+    run.updates[4::5] *= np.linspace(3, 4, 6)[:, None]  # as of sharpness-aware minimization, optax.contrib.sam
+    assert run.findings() == []
+
+
 def test_a_lost_state_is_found_though_the_first_updates_and_gradients_just_before_were_as_large():
     run = Run()
     run.updates[:4] *= 6  # as Adam's

@@ -398,10 +398,10 @@ def _rate_jumps(updates: Searched) -> Iterator[Finding]:
         before, later = slice(max(entry - _NEAR, 0), entry), ratios[entry + _NEAR : entry + 2 * _NEAR]
         # Gradients as large just before did not make the updates jump.
         is_of_gradient = roots[entry] > max(10 ** (jumps[entry] / 2) * np.median(roots[before]), roots[before].max())
-        # The first updates of Adam are as large as those after a lost state. Lookahead jumps every few steps.
-        if is_of_gradient or ratios[entry] <= ratios[max(entry - _BEFORE, _NEAR) : entry].max(initial=0.0):
-            continue
         step, times = int(updates.norm.begins[entry]), 10 ** float(jumps[entry])
+        # The first updates of Adam are as large as those after a lost state. Lookahead and SAM jump every few steps.
+        if is_of_gradient or ratios[entry] <= times**0.5 * ratios[max(entry - _BEFORE, _NEAR) : entry].max(initial=0.0):
+            continue
         is_lasting = not later.size or np.median(later) > ratios[entry] / times**0.5
         state = "" if is_lasting else "whether the optimizer's state was lost, as at a resume, and at "
         yield updates.finding(
