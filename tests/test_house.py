@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -88,6 +89,8 @@ _PAGE = 34_000  # bytes of a page without leaves, and without its static rows
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    if built := os.environ.get("TREEVIZ_WHEEL"):  # .ci/run has made it
+        return Path(built)
     pytest.importorskip("minify", reason="tdewolff-minify is not installed")
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
