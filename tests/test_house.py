@@ -17,6 +17,7 @@ import pytest
 from runs_in_files import Training
 
 import treeviz
+from treeviz.integrations import ADAPTERS
 from treeviz.tree.tested_jax import TESTED_JAX, TESTED_PYTHON
 from treeviz.views.html.bundle import BUNDLES, packed_file
 
@@ -25,8 +26,8 @@ ROOMS = HOUSE / "treeviz"
 ASSETS = sorted(path for path in (ROOMS / "views" / "html" / "assets").rglob("*") if path.is_file())
 
 NOTEBOOK = {"IPython", "anywidget", "ipywidgets", "traitlets", "treescope"}
-OPTIONAL = {"chex", "equinox", "flax", "haiku", "optax", "orbax", "penzai", "pytreeclass", "tensorboard", "tensorflow"}
-HEAVY = NOTEBOOK | OPTIONAL | {"torch", "matplotlib", "pandas", "PIL"}
+OPTIONAL = {name for name in ADAPTERS if not name.startswith("jax")} | {"haiku", "orbax", "tensorboard"}
+HEAVY = NOTEBOOK | OPTIONAL | {"matplotlib", "PIL"}
 
 
 def fresh_python(program: str) -> str:
@@ -35,11 +36,11 @@ def fresh_python(program: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent).stdout
 
 
-_USE = "import jax, treeviz.api; jax.numpy.ones(3); print(*sys.modules)"
+_USE = "import jax, treeviz; jax.numpy.ones(3); repr(treeviz.render([1.0])); print(*sys.modules)"
 
 
 @pytest.mark.oldest_jax
-def test_import_treeviz_loads_no_optional_library_and_no_part_of_a_notebook_and_the_command_no_jax(tmp_path):
+def test_looking_at_a_tree_loads_no_optional_library_and_no_part_of_a_notebook_and_the_command_no_jax(tmp_path):
     np.savez(tmp_path / "m.npz", a=np.ones(3))
     Training(run := tmp_path / "run.treeviz").go_on(60)
     show = f"from treeviz.cli import main; main([{str(tmp_path / 'm.npz')!r}])"

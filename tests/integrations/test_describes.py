@@ -240,12 +240,6 @@ def test_what_a_describer_says_is_made_printable_and_bounded():
     view.html().encode()
 
 
-def test_no_library_is_imported_by_looking_at_a_tree():
-    libraries = ["haiku", "treescope", *(each for each in integrations.ADAPTERS if not each.startswith("jax"))]
-    program = f"import sys, treeviz; repr(treeviz.render([1.0])); print([n for n in {libraries} if n in sys.modules])"
-    assert fresh_python(program).strip() == "[]"
-
-
 @pytest.fixture
 def library(monkeypatch):
     """A library that is not really there."""

@@ -62,7 +62,7 @@ def test_the_parameters_are_those_of_the_chain_without_it():
 def test_the_state_keeps_its_structure_and_its_types_from_the_first_step_on():
     optimizer = chain()
     state = optimizer.init(params())
-    _, after = optimizer.update(params(), state, params())
+    _, after = jax.jit(optimizer.update)(params(), state, params())
     assert jax.tree.structure(state) == jax.tree.structure(after)
     kind = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
     assert kind(state) == kind(after)
@@ -83,7 +83,8 @@ def test_it_works_in_a_scan_and_under_vmap_and_with_eval_shape():
     np.testing.assert_array_equal(
         numbers_of(stacked)["grads"]["norm"][-1], numbers_of(find_measurements(state)[0])["grads"]["norm"]
     )
-    many = jax.vmap(lambda s: optimizer.init(jax.tree.map(lambda p: p * s, params())))(jnp.arange(3.0))
+    scaled = jax.vmap(lambda s: optimizer.init(jax.tree.map(lambda p: p * s, params())))
+    many = jax.jit(scaled)(jnp.arange(3.0))
     assert find_measurements(many)[0].packed["grads"].shape[:2] == (3, 2)
     jax.eval_shape(optimizer.init, params())
 
