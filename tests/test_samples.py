@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import treeviz
 from treeviz.tree.facts import KINDS, NOTES
 from treeviz.tree.keys import KEYSTR_LIMIT
 from treeviz.tree.table import TreeTable
+from treeviz.views.tree_view import TreeView
 
 pytestmark = pytest.mark.oldest_jax
 
@@ -37,12 +39,25 @@ JAX_RAISES = {
 # These JAX flattens for ever, or not without harm to the process.
 JAX_DIES = {"2**40 paths", *(name for name in SAMPLES if re.search("contains itself|levels", name))}
 
-every_sample = pytest.mark.parametrize("name", SAMPLES)
+
+@pytest.fixture(scope="module", params=SAMPLES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-def views(name: str, tmp_path) -> dict[str, str]:
-    view = treeviz.render(SAMPLES[name](), name="params")
-    saved = {kind: view.save(tmp_path / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("json", "txt")}
+@pytest.fixture(scope="module")
+def view(name: str) -> TreeView:
+    return treeviz.render(SAMPLES[name](), name="params")
+
+
+@pytest.fixture(scope="module")
+def shown(view: TreeView, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Made once for all tests of a tree."""
+    return views(view, tmp_path_factory.mktemp("sample"))
+
+
+def views(view: TreeView, folder: Path) -> dict[str, str]:
+    saved = {kind: view.save(folder / f"tree.{kind}").read_text(encoding="utf-8") for kind in ("json", "txt")}
     shown = {"repr": repr(view), "text": view.text(), "html": view.html(), "_repr_html_": view._repr_html_()}
     shown |= {"markdown": view.markdown(), "mermaid": view.mermaid()}
     assert view._repr_mimebundle_() == {"text/plain": shown["repr"], "text/html": shown["_repr_html_"]}
@@ -80,9 +95,10 @@ def packed(html: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     return header, arrays
 
 
-@every_sample
-def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_invisible_characters(name, tmp_path):
-    shown, again = views(name, tmp_path), views(name, tmp_path)
+def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_invisible_characters(
+    name, shown, tmp_path
+):
+    again = views(treeviz.render(SAMPLES[name](), name="params"), tmp_path)
     for kind, text in shown.items():
         assert text == again[kind], kind
         text.encode()
@@ -92,11 +108,9 @@ def test_every_view_shows_every_tree_the_same_in_every_run_without_addresses_or_
         assert bad == set(), kind
 
 
-@every_sample
-def test_every_script_in_a_page_is_ours(name, tmp_path):
-    view = treeviz.render(SAMPLES[name]())
+def test_every_script_in_a_page_is_ours(shown):
     for kind, n in N_SCRIPTS.items():
-        html = getattr(view, kind)().lower()
+        html = shown[kind].lower()
         assert html.count("<script") == html.count("</script") == n
         outline = re.sub(r"<script\b.*?</script>|<style\b.*?</style>", "", html, flags=re.DOTALL)
         tags = set(re.findall(r"<[/!]?([a-z]+)", outline))
@@ -104,9 +118,8 @@ def test_every_script_in_a_page_is_ours(name, tmp_path):
         assert not re.search(r"<[^>]*\son\w+\s*=", outline)
 
 
-@every_sample
-def test_every_text_of_a_table_is_printable_and_bounded(name):
-    table = treeviz.walk(SAMPLES[name]())
+def test_every_text_of_a_table_is_printable_and_bounded(view):
+    table = view.table
     check_table(table)
     assert [key for key in table.keys if len(key.keystr) > KEYSTR_LIMIT + 40] == []
     names = [(key.label, key.segment) for key in table.keys]
@@ -131,10 +144,8 @@ def check_table(table: TreeTable):
     assert all(note.row < n_rows for notes in table.notes.values() for note in notes)
 
 
-@every_sample
-def test_a_page_carries_the_whole_table(name):
-    view = treeviz.render(SAMPLES[name]())
-    header, arrays = packed(view.html())
+def test_a_page_carries_the_whole_table(view, shown):
+    header, arrays = packed(shown["html"])
     assert header["headline"] == list(view.table.headline)
     assert len(header["facts"]["kind"][0]) == len({facts.kind for facts in view.table.facts})
     notes = {str(row): [(*note[:3], [*map(list, note.details)]) for note in of] for row, of in view.table.notes.items()}
@@ -144,13 +155,11 @@ def test_a_page_carries_the_whole_table(name):
     assert {row: [tuple(note[:4]) for note in of] for row, of in rows.items() if row not in mirrors} == notes
 
 
-@every_sample
-def test_the_plain_rows_of_a_page_say_what_the_text_says(name):
-    view = treeviz.render(SAMPLES[name]())
-    plain = unescape(re.sub(r"<script\b.*?</script>", "", view._repr_html_(), flags=re.DOTALL))
+def test_the_plain_rows_of_a_page_say_what_the_text_says(view, shown):
+    plain = unescape(re.sub(r"<script\b.*?</script>", "", shown["_repr_html_"], flags=re.DOTALL))
     for summary in view.table.headline:
         assert summary in plain
-        assert summary in view.text()
+        assert summary in shown["text"]
 
 
 @pytest.mark.parametrize("name", ["a flatten that raises", *(name for name in HOSTILE if "10 MB" not in name)])
@@ -165,7 +174,6 @@ def test_every_hostile_tree_can_be_checked_compared_and_laid_over_another(name):
     assert all(line.isprintable() for text in map(str, said) for line in text.split("\n"))
 
 
-@every_sample
 def test_statistics_of_every_tree_come_out(name):
     view = treeviz.render(SAMPLES[name](), stats=True)
     assert len(view.table.columns["nan"].values) == len(view.table)
