@@ -151,7 +151,6 @@ def refused(leaves: Iterable[tuple[str, Any]], accepts: Callable[[Any], bool] = 
 
 
 def is_ref(leaf: Any) -> bool:
-    """Whether the leaf is a mutable reference or a tracer of one."""
     names = class_name(type(leaf)), class_name(type(getattr(leaf, "aval", None)))
     return module_name(type(leaf)).startswith("jax") and (names[0] == "Ref" or names[1] == "AbstractRef")
 

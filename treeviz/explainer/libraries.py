@@ -311,7 +311,6 @@ def explain_scope(error: BaseException) -> Answer:
 
 
 def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
-    """The variables of the innermost `apply`."""
     named = (frame.f_locals.get("variables") for frame in reversed(frames))
     return next(variables for variables in named if isinstance(variables, Mapping))
 

@@ -80,7 +80,6 @@ class LiveBackend:
 
     @property
     def tree(self) -> Any:
-        """The inspector."""
         inspector = self._inspector()
         if inspector is None:
             raise ReferenceError("live: the inspector is gone.")
@@ -151,7 +150,6 @@ class Throttle:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next update is due."""
         return max(0.0, self._due - self._clock())
 
     def spent(self, cost_s: float, n_others: int = 0) -> None:
@@ -217,7 +215,6 @@ class Progress:
         self._speed: deque[tuple[float, int]] = deque()
 
     def arrive(self) -> None:
-        """Record that a measurement has arrived."""
         self._arrived = self._clock()
         if self.is_finished and not self._rests:
             self._began = self._arrived
@@ -235,7 +232,6 @@ class Progress:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last measurement."""
         return self._clock() - self._arrived
 
     def n_new(self, steps: Track) -> int:
@@ -361,11 +357,9 @@ class RunMessages:
         return self.view(history)
 
     def view(self, history: History) -> TreeView:
-        """The tree, with what was sent."""
         return running_view(history, history.tree, self._findings)
 
     def begin(self, source: str, history: History) -> None:
-        """Record that the first steps of the run were read."""
         self.progress.begin(history.tracks[source, "norm"], lambda first: self._first_called(source, first))
 
     def append(self, history: History) -> tuple[dict[str, Any], list[bytes]] | None:
@@ -617,7 +611,6 @@ class LivePanel:
         return first if inspector is None else inspector._runs.first_called(source, first, self._calls)
 
     def _show_final(self, state: str, reason: str = "") -> None:
-        """Show the view that `render` returns."""
         inspector = self._inspector()
         view = self.backend.view if inspector is None else inspector.render()
         self._messages.end(state, reason)
@@ -669,6 +662,5 @@ class LivePanel:
             shell.events.unregister("post_run_cell", self._after_cell)
 
     def close(self) -> None:
-        """Stop following the run, and release the widget."""
         self.detach()
         self._widget = None

@@ -72,8 +72,6 @@ def logger_of(target: Any) -> Logger:
 
 
 class _TensorBoard(Logger):
-    """The `SummaryWriter` of tensorboardX or of PyTorch."""
-
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         for name, value in numbers.items():
             if math.isfinite(value) or "/" not in name:  # tensorboardX warns once per non-finite value
@@ -144,8 +142,6 @@ class _Wandb(Logger):
 
 
 class _Trackio(Logger):
-    """trackio, or one of its runs."""
-
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         self._target.log({**numbers, **_histograms("trackio", histograms, first)}, step=step)
 
@@ -156,8 +152,6 @@ class _Trackio(Logger):
 
 
 class _Aim(Logger):
-    """A `Run` of Aim."""
-
     def log(self, step: int, numbers: Mapping[str, float], histograms: Mapping[str, np.ndarray], first: int) -> None:
         for name, value in numbers.items():
             self._target.track(value, name=name, step=step)
@@ -285,7 +279,6 @@ class NewSteps:
         numbers[name] = float(total if params is None else total / np.linalg.norm(params[measured]))
 
     def _leaves(self, history: History, source: str) -> list[tuple[int, str]]:
-        """The index and the path of each measured leaf."""
         if source not in self._paths:
             table = table_of_source(history, source, source)
             paths = [table[row].path for row in table.measured.tolist()]

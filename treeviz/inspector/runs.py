@@ -38,7 +38,6 @@ class SampledParams:
         self.clear()
 
     def clear(self) -> None:
-        """Begin a run."""
         self._kept: dict[str, list[Arrived]] = {}  # by suffix
         self._searched: dict[str, int] = {}  # the number of searched samples, by suffix
         self._reported: set[str] = set()
@@ -135,7 +134,6 @@ class Runs:
 
     @computed_once
     def called(self) -> CalledSteps:
-        """The steps that blocks of `watching` found."""
         return CalledSteps(self._watch, self)
 
     def count_from(self, first: int) -> None:
@@ -170,7 +168,6 @@ class Runs:
         return n_called - 1 if n_called and newest + 1 == n_inspected else newest
 
     def calls(self) -> Mapping[Watched, int]:
-        """The number of the last call of each step."""
         return weakref.WeakKeyDictionary((watched, watched.newest) for watched in self)
 
     def first_called(self, source: str, first: int, before: Mapping[Watched, int]) -> int:
@@ -192,7 +189,6 @@ class Runs:
         return max((history.last(source)[0] for source in history.sources), default=-1)
 
     def __iter__(self) -> Iterator[Watched]:
-        """Iterate over the steps that are watched."""
         for step in self._all():
             if (watched := step.watched()) is not None:
                 yield watched

@@ -258,7 +258,6 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the server."""
         atexit.unregister(self.close)
         self._process.kill()
         self._process.wait()

@@ -124,7 +124,6 @@ def _run(history: History) -> list[str]:
 
 
 def newest_scalars(history: History) -> list[str]:
-    """The newest values of the first scalars, as texts."""
     newest = history.scalars.last()
     texts = [f"{visible(name, _LONGEST_NAME)} {number_text(value)}" for name, (_, value) in newest.items()]
     return texts[:MOST_PRINTED] + [f"and {len(texts) - MOST_PRINTED} more scalars"] * (len(texts) > MOST_PRINTED)
@@ -223,8 +222,6 @@ class Parting(NamedTuple):
 
 
 class TwoRuns(NamedTuple):
-    """How two runs differ."""
-
     view: TreeView  # the tree with the ratio of the norms, second to first, over the steps
     parting: Parting | None  # where norms first differ, in any bit; None if they never do
     is_equal: bool  # neither norms, scalars nor updates differ, and both runs have the same leaves and entries
@@ -273,7 +270,6 @@ class _Common(NamedTuple):
 
     @property
     def is_known(self) -> np.ndarray:
-        """bool[entries, leaves]: whether both runs measured the leaf."""
         return ~(np.isnan(self.left) | np.isnan(self.right))
 
 

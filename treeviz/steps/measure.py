@@ -109,7 +109,6 @@ class Measurement:
         return {name: packed.shape for name, packed in self.packed.items()}
 
     def statistics_of(self, name: str) -> tuple[str, ...]:
-        """The statistics in the packed rows of a tree, in order."""
         if name.startswith(ACTIVATIONS):
             return statistics_of_activations(self.statistics)
         if kind_of(name) == "received":

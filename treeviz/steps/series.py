@@ -210,7 +210,6 @@ def _norms(
 
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """The ratio; NaN where the denominator is zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return numerator / np.where(denominator == 0, np.nan, denominator)
 

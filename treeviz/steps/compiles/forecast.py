@@ -48,7 +48,6 @@ def called_inside(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def inner_name(step: Any) -> str:
-    """The name of the function that a step calls."""
     return step_name(called_inside(step, (), {})[0])
 
 
@@ -72,8 +71,6 @@ _DEEPEST = 3  # levels of the result; further below, Adam's moments have the str
 
 
 class ResultPart(NamedTuple):
-    """A part of the result."""
-
     keys: tuple[Any, ...]  # the keys from the result to the part
     part: JitType
 
@@ -88,7 +85,6 @@ class ResultPart(NamedTuple):
 
 
 def given_state(result: JitType, out: Any) -> ResultPart:
-    """The part of the result at a key or a tuple of keys."""
     place = ResultPart((), result)
     for key in out if isinstance(out, tuple) else (out,):
         children = {child.keys[-1]: child for child in place.children()}
@@ -174,8 +170,6 @@ def _keys(part: JitType) -> list[Any]:
 
 
 class TracedStep(NamedTuple):
-    """The types of a traced step."""
-
     arguments: dict[str, JitType]  # by name
     result: JitType
 
@@ -186,7 +180,6 @@ _traces: list[Trace] = []
 
 
 def traces(trace: Trace) -> Trace:
-    """Register a function that traces the steps of a library."""
     _traces.append(trace)
     return trace
 
@@ -225,7 +218,6 @@ def _traced(step: Any, args: tuple, kwargs: dict[str, Any]) -> TracedStep:
 
 
 def out_tree(traced: Any) -> Any:
-    """The treedef of the result of a traced step."""
     if hasattr(traced, "out_tree"):
         return traced.out_tree
     # Before jax 0.7 or so, only out_info has the structure; its leaves are OutInfo objects.

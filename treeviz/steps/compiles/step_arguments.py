@@ -45,8 +45,6 @@ _PARAMETER = re.compile(r"\b[a-z]\w*\[")
 
 
 class Buffers(NamedTuple):
-    """The use of the buffer of each argument leaf."""
-
     donated: list[bool]  # whether the leaf was donated
     read: list[bool | None]  # whether the program reads it; None if unknown
     reused: list[str | None]  # the path of the result that reuses its buffer; "" for none; None if unknown
@@ -105,7 +103,6 @@ def _places(shardings: Callable[[], Any], n: int) -> list[Any]:
 
 
 def _why_not(aval: Any, place: Any, results: Sequence[tuple[str, Any, Any]], reused: Sequence[str | None]) -> str:
-    """Why no result reuses the buffer of a leaf."""
     same_shape = [(path, x, sharding) for path, x, sharding in results if x.shape == aval.shape]
     similar = {path: sharding for path, x, sharding in same_shape if x.dtype == aval.dtype}
     type_text = array_text(aval) or str(aval)
@@ -138,8 +135,6 @@ _MOST_DEEP = 200  # levels; JAX's flatten is not called for deeper trees
 
 
 class ClassCost(NamedTuple):
-    """The cost of flattening the nodes of one class."""
-
     name: str
     n: int  # nodes in the arguments
     each_us: float  # microseconds per node, without its children
@@ -255,7 +250,6 @@ class StepArguments(TreeView):
 
 
 def step_arguments(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepArguments:
-    """See `CompileWatch.arguments`."""
     is_plain = is_jitted(step)
     positions, names = dynamic_arguments(step, args, kwargs) if is_plain else (range(len(args)), kwargs)
     positional = argument_names(step, len(args))

@@ -59,7 +59,6 @@ class JitType(NamedTuple):
     leaves: Sequence[LeafType]
 
     def children(self) -> list[JitType]:
-        """The types of the children of the tree's root."""
         defs = self.treedef.children()
         pairs = zip(defs, accumulate(child.num_leaves for child in defs), strict=True)
         return [JitType(child, self.leaves[end - child.num_leaves : end]) for child, end in pairs]
@@ -121,7 +120,6 @@ def _static(left: LeafType, right: LeafType, hint: str) -> Finding:
 
 
 def compare_values(left: LeafType, right: LeafType) -> list[Finding]:
-    """The differences between the values of two static arguments."""
     return [] if left.value == right.value else [_static(left, right, _STATIC)]
 
 

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 class Argument(NamedTuple):
-    """An argument of a call."""
-
     passed: str  # "by position" or "by keyword"
     type: JitType
     is_traced: bool = False  # whether its Python numbers are known to be traced, so that their values do not matter
@@ -63,7 +61,6 @@ class Call(NamedTuple):
 
 
 def describe_call(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
-    """A call, and its arguments by name."""
     named = named_arguments(step, args, kwargs)
     traced, static_numbers = guarded(lambda: _traced(step, args, kwargs), lambda _: (frozenset(), False))
     arguments = {}
@@ -91,8 +88,6 @@ def _traced(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 
 
 class CallDifference(NamedTuple):
-    """The differences between a call and an earlier one."""
-
     types: Differences  # structure, types, and positional or keyword passing
     values: Differences  # values of Python objects; only those of static arguments matter
     settings: Differences  # JAX's options
@@ -172,7 +167,6 @@ def _on_event(event: str, duration_secs: float, **_: object) -> None:
 
 
 def events_since(n: int) -> list[tuple[str, float]]:
-    """The events of this thread since `here.n` was `n`."""
     return here.events[max(0, len(here.events) - (here.n - n)) :]
 
 

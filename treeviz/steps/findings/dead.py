@@ -196,7 +196,6 @@ def _were(leaves: Sequence[int]) -> str:
 
 
 def _backward(tree: Searched, is_among: np.ndarray) -> list[int]:
-    """The leaves among those, in the order of the backward pass."""
     return [leaf for layer in reversed(tree.layers) for leaf in layer if is_among[leaf]]
 
 

@@ -209,7 +209,6 @@ class Alarm:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a run: forget all reported findings."""
         self._reported_until: dict[tuple, int] = {}  # the last reported step, by what stays the same of a finding
         self._open_keys: set[tuple] = set()  # keys of the findings of the last search
         self._bad_sources: set[str] = set()

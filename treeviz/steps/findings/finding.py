@@ -293,7 +293,6 @@ class Searched:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the tree may hold gradients."""
         return not is_beside(self.name) and not result_kind(self.name)
 
     @property
@@ -331,7 +330,6 @@ class Searched:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The positions of the first and the last step."""
         return int(self.norm.begins[0]), int(self.norm.ends[-1])
 
     @property

@@ -415,7 +415,6 @@ def _small_dtypes(tree: Searched) -> dict[int, str]:
 
 
 def _exponent(dtype: str) -> int:
-    """The exponent of the smallest normal number."""
     return int(np.log2(float(ml_dtypes.finfo(dtype).smallest_normal)))
 
 
@@ -450,8 +449,6 @@ _SMALL = "Only small parameters are measured in each step; updates=True measures
 
 
 class _NonFinite(NamedTuple):
-    """The non-finite values of a tree."""
-
     entry: int  # the first entry with some
     leaves: list[int]  # the leaves affected then
     n: int  # number of non-finite elements in them
@@ -513,7 +510,6 @@ def _what(tree: Searched, bad: _NonFinite) -> str:
 
 
 def _was_finite(grads: Sequence[Searched], bad: _NonFinite) -> bool:
-    """Whether an earlier inspected step was finite."""
     return any((g.norm.begins < bad.first).any() for g in grads)
 
 

@@ -258,7 +258,6 @@ def _since(timeline: Timeline) -> np.ndarray:
 
 
 def total_norm(norms: np.ndarray) -> np.ndarray:
-    """float64[entries]: the norm of all leaves."""
     return np.sqrt(np.nansum(norms**2, axis=1))
 
 

@@ -199,8 +199,6 @@ Key = tuple[str, int]  # the step function, and the number of its call
 
 
 class Inputs(NamedTuple):
-    """Copies of the arguments of a call of a step."""
-
     step: Callable
     number: int  # of the call
     args: tuple
@@ -271,7 +269,6 @@ class KeptInputs:
                 self._unread.clear()
 
     def clear(self) -> None:
-        """Drop all kept inputs."""
         with self._lock:
             self.bad = self.origin = None
             self._kept.clear()

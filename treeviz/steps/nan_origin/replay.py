@@ -367,8 +367,6 @@ class _Arrived(Exception):
 
 @dataclass
 class Replay:
-    """One run of a program."""
-
     max_equations: int  # and loop steps, at the most
     stop_at: int = -1  # the order of the site to stop at; -1 to run to the end
     # Called at that site with (operands, results, device); inside a `shard_map`, those of one device.
@@ -406,7 +404,6 @@ class Replay:
         return [read(x) for x in jaxpr.outvars]
 
     def inner(self, jaxpr: Any, operands: Sequence[Value], within: Within, eqn: Any, step: int | None = None):
-        """Run a jaxpr that `eqn` holds."""
         opened = open_jaxpr(jaxpr)
         return self.jaxpr(opened, consts_of(jaxpr), operands, within.inside(eqn, opened, step))
 
@@ -468,8 +465,6 @@ class Replay:
         return self.devices.per_device(function, [v.aval for v in invars], [v.aval for v in outvars])
 
     def run_equation(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
-        """Apply an equation's primitive to arrays."""
-
         def run(*operands):
             with eqn.ctx.manager:
                 return bind(eqn, operands)

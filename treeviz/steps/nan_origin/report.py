@@ -62,7 +62,6 @@ _SAME_AXES = ELEMENTWISE | frozenset(
 
 
 def axes_of_results(eqn: Any, within: Within) -> Sequence[Axes]:
-    """The axes of an equation's results."""
     followed = _followed(within, eqn)
     if eqn.primitive.name in _Entries.enters:
         return followed_inside(followed.domain, eqn, [followed.read(x) for x in eqn.invars]).results
@@ -282,7 +281,6 @@ class SourceLine(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The line itself, if it can be read."""
         return visible(linecache.getline(self.file, self.line).strip(), 200) if self.file else ""
 
     def __str__(self) -> str:

@@ -47,11 +47,9 @@ class Arrived(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """The size of its arrays."""
         return sum(getattr(array, "nbytes", 0) for array in self.measurement.arrays)
 
     def is_ready(self) -> bool:
-        """Whether it can be read without waiting."""
         return all(map(is_ready, self.measurement.arrays))
 
 
@@ -61,8 +59,6 @@ def is_ready(array: Any) -> bool:
 
 
 class ReadSteps(NamedTuple):
-    """Steps that were read together."""
-
     steps: Sequence[int]  # a step is a call; the inner steps of a loop share its number
     inner: Sequence[int]  # the number of each inner step, from 0; -1 for what is measured once in a call
     suffix: str  # see `Arrived`
@@ -72,7 +68,6 @@ class ReadSteps(NamedTuple):
     losses: Sequence[tuple[int, dict[str, np.ndarray], int]] = ()
 
     def part(self, first: int, until: int | None = None) -> ReadSteps:
-        """Return some of these steps."""
         own, numbers = slice(first, until), self.numbers.items()
         parts = {name: {statistic: values[own] for statistic, values in rows.items()} for name, rows in numbers}
         return self._replace(steps=self.steps[own], inner=self.inner[own], numbers=parts)
@@ -86,12 +81,10 @@ class ReadSteps(NamedTuple):
 
     @property
     def bad_sources(self) -> set[str]:
-        """The sources that contain NaN or Inf in some step."""
         return {name for name, is_bad in self.bad.items() if is_bad.any()}
 
     @property
     def bad_steps(self) -> set[int]:
-        """The numbers of the steps with NaN or Inf."""
         return {self.steps[i] for is_bad in self.bad.values() for i in np.flatnonzero(is_bad).tolist()}
 
 
@@ -208,7 +201,6 @@ def counts_of(measurement: Measurement) -> np.ndarray:
 
 
 def _on_host(arrays: Sequence[Any]) -> np.ndarray:
-    """Copy arrays of one shape to the host, stacked."""
     order = _order_of_parts(arrays[0])
     with jax.transfer_guard("allow"):
         # Takes half the time of `np.asarray`.

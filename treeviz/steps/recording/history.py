@@ -187,7 +187,6 @@ class Track:
         self.n_buckets, self.bucket_width = n, bucket_width
 
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """The arrays for `restore`."""
         order, k = self._order(), self.n_buckets
         return self.exact_steps[:, order], self.exact[order], self.bucket_steps[:, :k], self.buckets[:, :k]
 
@@ -222,7 +221,6 @@ class Track:
 
     @property
     def n_steps(self) -> int:
-        """The number of steps that were appended."""
         return self.n_folded + self.n_exact
 
     def entry_steps(self, buckets: np.ndarray | None = None, slots: np.ndarray | None = None) -> np.ndarray:
@@ -259,7 +257,6 @@ class Track:
         return Timeline(steps[0], steps[1], steps[2], low, high, latest, total, steps[3:], numbering)
 
     def latest(self) -> tuple[int, np.ndarray] | None:
-        """The newest step and its values."""
         if not self.n_exact:
             return None
         slot = self._order(1)[0]
@@ -303,8 +300,6 @@ CODES = np.array([np.nan, np.nan, np.inf, -np.inf])  # by code; 0 is a finite nu
 
 
 class Batch(NamedTuple):
-    """The examples in a step's batch."""
-
     ids: np.ndarray | str  # int64[n], the first 4,096 ids; or a text
     n: int  # the number of ids before the limit; 0 for a text
     weight: float  # the first scalar of its step. When memory is short, the neighbour with the larger weight is kept.
@@ -430,7 +425,6 @@ class Scalars:
 
 
 def codes_of(values: np.ndarray) -> np.ndarray:
-    """Return float64[n, 2]: the value and the code of each number."""
     codes = np.isnan(values) + 2.0 * np.isposinf(values) + 3.0 * np.isneginf(values)
     return np.stack([np.where(codes > 0, np.nan, values), codes], axis=1)
 
@@ -445,7 +439,6 @@ def batch_fields(batch: Batch) -> list[Any]:
 
 
 def batch_of(fields: Sequence[Any]) -> Batch:
-    """Return the batch with these fields from a file."""
     ids, n, weight = fields
     ids = printable(ids[:MOST_IDS]) if isinstance(ids, str) else np.array(ids[:MOST_IDS], np.int64).reshape(-1)
     return Batch(ids, int(n), float(weight))
@@ -608,7 +601,6 @@ class History:
         return record.shape(len(self.sources[name].paths)), record.dtype
 
     def new_track(self, name: str, statistic: str) -> Track:
-        """Create an empty track."""
         budget = self._budgets[name] * STATISTICS[statistic].share // TOTAL_SHARES
         track = self.tracks[name, statistic] = Track(*self.kind_of(name, statistic), budget)
         return track

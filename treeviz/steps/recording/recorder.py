@@ -50,7 +50,6 @@ class Pace:
         self._n_reads, self._began, self._again = 0, 0.0, 0.0
 
     def is_due(self, n_waiting: int) -> bool:
-        """Whether to read now."""
         if self.batch > 1:
             return n_waiting >= self._most
         self._began = time.monotonic()
@@ -307,12 +306,10 @@ class Recorder:
         return before
 
     def __len__(self) -> int:
-        """The number of unread measurements."""
         return len(self._waiting)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured yet."""
         return not self.history and not self._waiting
 
     def take(self, arrived: Arrived) -> None:

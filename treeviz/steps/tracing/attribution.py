@@ -179,7 +179,6 @@ def split(args, kwargs):
 
 
 def paths_of(args, kwargs) -> list[tuple]:
-    """The key paths of the leaves of `split`."""
     values = [
         *[(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(args)],
         *[(jax.tree_util.GetAttrKey(name), x) for name, x in kwargs.items()],

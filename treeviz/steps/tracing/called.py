@@ -51,8 +51,6 @@ _here = threading.local()  # .loops: those that this thread is about to trace or
 
 
 class Loop(NamedTuple):
-    """A call of a loop."""
-
     kind: str  # "scan", "map", "fori_loop" or "while_loop"
     functions: tuple[Any, ...]  # of the user, the body first
     rest: tuple[tuple[str, Any], ...]  # the other arguments, but for trees of arrays
@@ -211,7 +209,6 @@ class JittedCall(NamedTuple):
 
     @property
     def static(self) -> tuple:
-        """The values of the static arguments."""
         by_number = (self.args[i] for i in self.info.static_argnums if -len(self.args) <= i < len(self.args))
         return (*by_number, *(self.kwargs.get(name) for name in self.info.static_argnames))
 

@@ -105,7 +105,6 @@ class Followed(Generic[V]):
         return self.domain.unknown(atom) if known is None else known
 
     def step(self, eqn: Any) -> None:
-        """Follow the next equation."""
         operands = []
         for x in eqn.invars:  # as `read`, which would be called for each
             known = self.domain.constant(x.val) if isinstance(x, Literal) else self._known.get(x)

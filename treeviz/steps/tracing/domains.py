@@ -110,8 +110,6 @@ def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
 
 
 class KnownNumber(Domain[Known]):
-    """Knows the number that all elements of an array equal."""
-
     def __init__(self) -> None:
         self.zeros: dict[Sown, frozenset[int]] = {}  # for each sown tree, the numbers of the values that are zero
 
@@ -310,8 +308,6 @@ def _nearest(path: Path, candidates: Sequence[int], result_paths: Sequence[Path]
 
 
 class Value(NamedTuple):
-    """What is known of a value."""
-
     shares: Shares = MappingProxyType({})  # of the arguments in it
     number: float | None = None  # the constant that all its elements are
     is_near_one: bool = False  # it is `1 - x`, as `1 - rate * decay` is, a factor that is assumed to be near 1
@@ -321,8 +317,6 @@ NOTHING = Value()
 
 
 class _Sums(Domain[Value]):
-    """Sums of arguments, and scalar constants."""
-
     enters = CALLS | {COND, SHARD_MAP}
 
     def unknown(self, atom: Any) -> Value:
@@ -360,7 +354,6 @@ class SumsInLoops(_Sums):
 
 
 def _shares_of_sum(name: str, operands: Sequence[Value]) -> Shares:
-    """The shares in the result of an arithmetic primitive."""
     shares, numbers, _ = zip(*operands, strict=True)
     if name in ("add", "add_any", "sub"):
         right = _scaled(shares[1], -1.0) if name == "sub" else shares[1]
@@ -400,7 +393,6 @@ _MOST_COMPARED = 1 << 16  # elements of a constant
 
 
 def _calculated(eqn: Any, numbers: Sequence[Known]) -> Known:
-    """The result of an arithmetic equation of known numbers."""
     name = eqn.primitive.name
     calculate = (lambda x: x ** eqn.params["y"]) if name == "integer_pow" else _ARITHMETIC.get(name)
     if calculate is None or None in numbers:

@@ -109,7 +109,7 @@ TO_KNOW_HIJAX_TYPES = _table(
     "values of hijax types are shown as objects that JAX does not know", "jax._src.core:pytype_aval_mappings"
 )
 _CONTROL_FLOW, _TREES, _API_UTIL = "jax._src.lax.control_flow", "jax._src.tree_util", "jax._src.api_util"
-TO_EXPLAIN = _table(  # in tracebacks: `explainer.answers` knows them by their last names
+TO_EXPLAIN = _table(  # in tracebacks: `explainer.explain` knows them by their last names
     "explain_errors says less about the errors that these functions raise",
     f"{_CONTROL_FLOW}.loops:_check_carry_type",
     f"{_CONTROL_FLOW}.conditionals:_check_branch_outputs",

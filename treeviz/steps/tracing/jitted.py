@@ -20,14 +20,11 @@ from treeviz.tree.text import guarded, printable, printable_lines, step_name
 
 
 class JitOptions(NamedTuple):
-    """The options with which `jax.jit` was called."""
-
     keywords: dict[str, Any]  # for another `jax.jit`, without those of the outputs
     out_shardings: Any  # a tree prefix, or None if there was none
     donates: bool
 
     def jit(self, function: Callable) -> Any:
-        """The function, jitted with these options."""
         outs = {} if self.out_shardings is None else {"out_shardings": self.out_shardings}
         return jax.jit(function, **self.keywords, **outs)
 
@@ -38,7 +35,6 @@ def is_jitted(step: Any) -> bool:
 
 
 def jit_options(step: Any) -> JitOptions:
-    """The options with which `jax.jit` made a jitted function."""
     info, without = jit_info(step), jit_info(_jitted_without_options())
     options = {name: getattr(info, name) for name in OPTIONS}
     keywords: dict[str, Any] = {name: value for name, value in options.items() if value != getattr(without, name)}

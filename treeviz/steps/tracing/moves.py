@@ -196,7 +196,6 @@ def optax_functions(eqn: Any) -> list[str]:
 
 
 def bits_of(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
     while mask:
         yield (mask & -mask).bit_length() - 1
         mask &= mask - 1
@@ -292,8 +291,6 @@ def derivative_ends(program: ClosedJaxpr, arguments: Collection[int]) -> Mapping
 
 
 class Followed(NamedTuple):
-    """What a step does with its arguments."""
-
     moves: Moves
     results: list[Move]
 

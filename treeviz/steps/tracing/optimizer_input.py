@@ -50,15 +50,12 @@ UNSCALED, CLIPPED = "unscaled", "clipped or scaled by its norm"
 
 
 class Recomputation(NamedTuple):
-    """Equations that are computed a second time."""
-
     eqns: tuple[Any, ...]
     result: Any  # the variable to return
     outside: Mapping[Any, Any] = MappingProxyType({})  # of an inner jaxpr: the outer atom of each of its arguments
 
     @property
     def reads(self) -> set[Any]:
-        """The outer variables that it reads."""
         made = {v for eqn in self.eqns for v in eqn.outvars}
         read = {x for eqn in self.eqns for x in eqn.invars if not isinstance(x, Literal)} - made
         return {outer for x in read if not isinstance(outer := self.outside.get(x, x), Literal)}
@@ -110,7 +107,6 @@ class Received:
 
     @property
     def reads(self) -> set[Any]:
-        """The variables needed to compute it."""
         of_sums = [x for made in self.sums if made is not None for x in made.reads]
         return {*self.values, *of_sums, *_scalars(self.scale)}
 
@@ -132,7 +128,6 @@ def _scalars(scale: Scale) -> Iterator[Any]:
 
 
 def factor(scale: Scale, read: Callable[[Any], Any]) -> Any:
-    """The scale as a float32 number."""
     if not scale:
         return jnp.float32(1)
     kind, *operands = scale
@@ -326,8 +321,6 @@ class OptimizerInputs:
 
 
 class _Level:
-    """Follows gradients through one jaxpr."""
-
     def __init__(self, jaxpr: Jaxpr, inputs: OptimizerInputs) -> None:
         self.jaxpr, self.inputs = jaxpr, inputs
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -538,7 +531,6 @@ class _Level:
         return atom if isinstance(atom, Literal) else self.first_equal.get(atom, atom)
 
     def _is_along(self, atom: Any, axis: int) -> bool:
-        """Whether an atom varies along this axis only."""
         eqn = None if isinstance(atom, Literal) else self.made_by.get(atom)
         if eqn is None or eqn.primitive.name != "broadcast_in_dim":
             return not is_scalar(atom) and size_of(atom) == getattr(atom.aval, "shape", ())[axis]
@@ -546,7 +538,6 @@ class _Level:
         return [to for to, n in zip(eqn.params["broadcast_dimensions"], shape, strict=True) if n > 1] == [axis]
 
     def depends(self, atom: Any, sown: Sown) -> bool:
-        """Whether a variable depends on a sown tree."""
         if (atom, sown) not in self._depends:
             self._depends[atom, sown] = self.reaches([atom], {*self.starts[sown]})
         return self._depends[atom, sown]

@@ -219,7 +219,6 @@ class TracedParams:
         return found if found and types == avals else None
 
     def new_among(self, out: Any) -> list[jax.Array]:
-        """The new values among the results."""
         results = jax.tree.leaves(out)
         return [results[i] for _, at in self._trees for i in at]
 
@@ -317,7 +316,6 @@ def next_sampled(call: int) -> int:
 
 
 def not_sampled(why: str) -> str:
-    """A note that the parameters of a step are not measured."""
     return (
         f"How far updates move the parameters is not measured: {why}. So 'frozen' covers only small parameters, "
         "'ratio' and 'underflow' none; GradientInspector(updates=True) measures all of them in each step."

@@ -52,8 +52,6 @@ _SUMS = _MOVES | {"add_any", "add", "reduce_scatter", "psum_scatter", "pad", "co
 
 
 class Known(NamedTuple):
-    """What is known of a value."""
-
     leaf: int | None = None  # the argument that it is, or the only one from which it is computed
     is_gradient: bool = False  # it is the gradient of `leaf` instead
     is_after: bool = False  # it depends on a gradient
@@ -108,7 +106,6 @@ class Payers(Domain[Known]):
         return y._replace(leaf=y.leaf if y.is_gradient else None, spec=((), *y.spec) if y.spec else ())
 
     def payer(self, operands: Sequence[Known]) -> int | None:
-        """The leaf that an operation reads."""
         leaves = [value.leaf for value in operands if value.leaf is not None]
         return min(leaves, key=self._rank.__getitem__) if leaves else None
 
@@ -427,7 +424,6 @@ class Levels:
         return level
 
     def phase(self, eqn: Any, operands: Sequence[Known], inside: Followed[Known]) -> str:
-        """When an equation runs."""
         level = self.of(inside)
         if level.phase:
             return level.phase
@@ -440,7 +436,6 @@ class Levels:
 
 @cache
 def dearest_branch(eqn: Any) -> int:
-    """The number of the branch of a `cond` with the most FLOPs."""
     flops = [flops_in(branch) for branch, _ in programs(eqn, eqn.invars)]
     return flops.index(max(flops))
 

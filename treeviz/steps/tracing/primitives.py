@@ -261,8 +261,6 @@ class Feed(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """What a tagged value is."""
-
     feeds: tuple[Feed, ...]
     features: tuple[int, ...] | None = None  # the axes that a product contracts
     n_rows: int | None = None  # of the embedding that the value is indices of
@@ -294,8 +292,6 @@ def joined_tags(tags: Sequence[Sown]) -> Sown:
 
 
 class Axis(NamedTuple):
-    """A leading axis of the packed rows: one entry per inner step, `vmap` member or device."""
-
     kind: str  # "step", "member" or "device"
     size: int | None  # None: the size is that of the packed rows
     parts: Parts | None = None  # where the devices have parts of the arrays

@@ -77,8 +77,6 @@ from treeviz.tree.text import is_any
 
 
 class Devices(NamedTuple):
-    """The devices of a `shard_map`."""
-
     params: dict[str, Any]  # the parameters of its equation
     sizes: Mapping[str, int]  # the sizes of the mesh axes that are named inside
     # By the number of an origin: how the operand is divided among the devices, and its shape on each; None: unknown.
@@ -174,7 +172,6 @@ def reap_shard_map(run: Any, eqn: Any, operands: list[Any], origins: list[int | 
 
 
 def _may_differ(packed: Any, reaped: Reaped, p: dict[str, Any], axes: Sequence[str]) -> bool:
-    """Whether the devices may measure different rows."""
     if reaped.shards:
         return any(map(axes_in, reaped.shards))
     if p.get("check_vma"):
@@ -699,7 +696,6 @@ class Run:
         return replace(self, reducers=reducers)
 
     def on(self, devices: Devices) -> Run:
-        """The same run, for the jaxpr of a `shard_map`."""
         reducers = Reducers(self.reducers.eager, self.reducers.per_device if devices.is_manual else None)
         return replace(self, reducers=reducers, devices=devices)
 

@@ -78,7 +78,6 @@ class Verification:
 
     @property
     def remedy(self) -> str:
-        """What to do if leaves differ."""
         if not self.n_unsteady:
             return "watch(step, exact=True) runs the untouched step, and measures in a second one."
         return (
@@ -430,7 +429,6 @@ class Comparison:
         return out, measurement
 
     def _schedule(self, step: int) -> None:
-        """Choose the next call that is compared, after this one."""
         n = self._n_calls.get(step, 0)
         if n < AT_CALL:
             self._due[step] = AT_CALL
@@ -531,8 +529,6 @@ class Comparison:
 
 
 def _lowered(jitted: JittedStep, options: JitOptions, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The step, traced for these arguments."""
-
     def make(function):
         again = jitted.jitted
         if function is not again.__wrapped__:  # that of NNX must know its wrapper

@@ -432,7 +432,6 @@ class Watched:
         )
 
     def wait_compared(self) -> None:
-        """Wait for the comparisons of calls that were made."""
         if (programs := self._programs) is not None and programs.comparison is not None:
             programs.comparison.wait()
 
