@@ -218,10 +218,7 @@ _open: list[str | None] = []  # the setting before the first of the open blocks,
 
 
 def keep_frames() -> None:
-    """Make JAX keep its frames in tracebacks, since they hold the trees, until `restore_filtering` is called as often.
-
-    Does nothing if this version of JAX lacks the setting.
-    """
+    """Make JAX keep its frames in tracebacks, which hold the trees, until `restore_filtering` is called as often."""
     with _lock:  # blocks may overlap, also in several threads
         _open.append(_open[0] if _open else getattr(jax.config, _FILTERING, None))
         _set_filtering(_KEEP_FRAMES if _open[0] is not None else None)
@@ -490,10 +487,7 @@ def _static_arguments(error: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def _jit_options_of(function: Any) -> Any:
-    """The static arguments of a jitted function, read from its pickled state.
-
-    `jax_private` has them too, but importing it makes JAX trace each function again.
-    """
+    """The static arguments of a jitted function, from its pickled state; `jax_private` would make JAX trace anew."""
     if type(function) is not type(jax.jit(_jit_options_of)):
         return None
     state: Any = function.__getstate__()

@@ -50,10 +50,7 @@ NO_ANSWER: Answer = "", ()
 
 
 def calls_in_jax(error: BaseException) -> list[Call]:
-    """The calls in JAX and in libraries that raised `error` or one of its causes, innermost first.
-
-    Callers of user code are left out, except the library functions in `_AROUND_CODE`.
-    """
+    """The calls in JAX and libraries that raised `error` or its causes, innermost first; none around user code."""
     calls: list[Call] = []
     seen: set[int] = set()
     pending = [error]

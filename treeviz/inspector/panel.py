@@ -153,10 +153,7 @@ class Throttle:
         return max(0.0, self._due - self._clock())
 
     def spent(self, cost_s: float, n_others: int = 0) -> None:
-        """Record the cost of an update; the next one is delayed so that updates use at most `share` of the time.
-
-        `n_others` is the number of other throttles that use the same share.
-        """
+        """Record the cost of an update; the next is delayed so that all use at most `share` of the time."""
         self._cost_s = max(cost_s, (self._cost_s + cost_s) / 2)
         self._due = self._clock() + max(self._least_s, self._cost_s * (n_others + 1) / self._share)
 
@@ -199,10 +196,7 @@ def checked_total(total: float | None) -> int | None:
 
 
 class Progress:
-    """Progress of a run: `arrive` records each measurement, `count` the steps that were read.
-
-    A run begins with the first measurement after `end`. It may `rest` for any time and resume.
-    """
+    """Progress of a run, which begins with the first measurement after `end`. It may `rest` for any time and resume."""
 
     def __init__(self, total: float | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.n_arrived = 0  # measurements
@@ -240,10 +234,7 @@ class Progress:
         return n if n >= 0 else steps.n_steps
 
     def begin(self, steps: Track, first_called: Callable[[int], int] = lambda first: first) -> None:
-        """Record that the first steps of a run were read, or the first ones after a rest.
-
-        `first_called` maps the first inspected step to the first called step, which may not be inspected.
-        """
+        """Record that the first steps of a run, or after a rest, were read; `first_called` as of `Runs`."""
         first = first_called(int(steps.newest(self.n_new(steps)).first.min()))
         # A tree that changed meanwhile has its own track.
         self._first_step = first if not self._rests or self._first_step is None else min(first, self._first_step)
@@ -271,10 +262,7 @@ class Progress:
         return not self._rests
 
     def numbers(self, is_running: bool) -> dict[str, int | float | None]:
-        """The "total" steps and "elapsed" seconds; if known the newest "step", steps "done", and "rate" per second.
-
-        Of a run that `is_running`, the rate is that of the last ten seconds.
-        """
+        """ "total", "elapsed" in s; if known "step", "done" and "rate", of the last 10 s if it is running."""
         until = self._clock() if is_running else self._arrived
         numbers: dict[str, int | float | None] = {"total": self._total, "elapsed": round(until - self._began, 3)}
         if self._speed and self._first_step is not None:
@@ -298,9 +286,6 @@ class RunMessages:
     """Composes the messages to a page during a run: first the tree, then new buckets, findings and curves.
 
     Findings are searched, and curves sent, at most once a second and for at most a quarter of `share` each.
-
-    Args:
-      recorder: A weak reference, since a view must not keep the recorder's arrays alive.
     """
 
     def __init__(
@@ -458,9 +443,6 @@ class LivePanel:
 
     The page first shows one line. After the first step it receives the tree, then buckets of new steps as they are
     read, and when no more arrive, or the notebook's cell has run, the final view, which the notebook saves.
-
-    Args:
-      share: The share of the time that updates may take.
     """
 
     def __init__(

@@ -33,14 +33,9 @@ from treeviz.tree.text import class_name, error_text, module_name
 
 
 class Logger:
-    """Logs the measurements of a step to a function of a step and its numbers, `{name: float}`.
+    """Logs the measurements of a step to a function of a step and its numbers, `{name: float}`."""
 
-    Attributes:
-      every_s: The least number of seconds between two deliveries.
-      takes_newest: Whether it keeps only the newest step of a delivery.
-    """
-
-    every_s, takes_newest = 1.0, False
+    every_s, takes_newest = 1.0, False  # the least time between deliveries; whether it keeps only the newest step
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -219,9 +214,7 @@ class NewSteps:
         """Return the steps since the last call, by number; where steps were merged, the last of each bucket.
 
         Of a step with inner steps, such as micro-batches, these are the numbers of the last one, NaN if a value in any
-        is not finite, and the sums of counts.
-        Each has norms and ratios of norms per leaf and of the whole tree, and the largest magnitude, NaN if a value is
-        not finite; and the number of non-finite values. Costs a float and a name per leaf, statistic and step.
+        is not finite, and the sums of counts. Costs a float and a name per leaf, statistic and step.
         """
         if history.run != self._run:
             self._run, self._n_returned, self._paths = history.run, {}, {}
@@ -293,12 +286,7 @@ _logger = logging.getLogger("treeviz")
 
 
 class RunLog:
-    """Logs the steps of an inspector until it is closed, or the program ends; see `GradientInspector.log_to`.
-
-    Attributes:
-      n_logged: The number of steps that were logged.
-      n_left_out: The number of steps that came too fast for the logger, or that it refused.
-    """
+    """Logs the steps of an inspector until it is closed, or the program ends; see `GradientInspector.log_to`."""
 
     def __init__(
         self,
@@ -312,7 +300,7 @@ class RunLog:
     ) -> None:
         if every is not None and every < 1:
             raise ValueError(f"log_to: every={every!r}: pass a positive number of steps, or None.")
-        self.n_logged = self.n_left_out = 0
+        self.n_logged = self.n_left_out = 0  # steps; the latter came too fast, or were refused
         self._recorder, self._logger, self._new_steps = recorder, logger_of(target), NewSteps()
         self._every, self._clock = every, clock
         self._history = recorder.history  # if a new run has begun, the end of this one is logged first

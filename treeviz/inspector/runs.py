@@ -81,10 +81,7 @@ class SampledParams:
         return sum(map(self.explains, dead)) > 0
 
     def explains(self, finding: Finding) -> bool:
-        """Record the samples that show which of several dead layers is the cause: whether others have zero biases.
-
-        Returns whether something was recorded, which may change the finding once it is read.
-        """
+        """Record the samples that show which of several dead layers is the cause; returns whether there are any."""
         if finding.kind != "dead" or finding.severity == "info" or len(finding.leaves) < 2:
             return False
         name = section_of(finding.source)[0]
@@ -118,11 +115,7 @@ class _Step:
 
 
 class Runs:
-    """Watches steps for a recorder. A step that is redefined after it was measured begins a new run.
-
-    Args:
-      **settings: Those of `treeviz.steps.tracing.watch.watch`.
-    """
+    """Watches steps for a recorder. A step that is redefined after it was measured begins a new run."""
 
     def __init__(self, recorder: Recorder, inputs: KeptInputs | None, thresholds: Thresholds, **settings: Any) -> None:
         self.earlier: list[History] = []  # of the last runs before this one

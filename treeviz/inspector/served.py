@@ -34,11 +34,7 @@ Publish = Callable[[str, Mapping[str, Any], Sequence[bytes]], None]
 
 
 class Pages:
-    """The pages that show the tree of a backend; each keeps its own selection, query and open rows.
-
-    Args:
-      complete: Adds to the status of a run what only its file says.
-    """
+    """The pages that show the tree of a backend, each with its selection. `complete` adds to the status of a run."""
 
     def __init__(
         self,

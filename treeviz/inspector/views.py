@@ -68,11 +68,7 @@ def whole_view(
 ) -> TreeView:
     """Show the tree of gradients: the newest numbers as columns, and the norm of every leaf and subtree as a series.
 
-    Args:
-      source: The tree to show; by default the main source.
-      notes: For the headline: lost measurements, what the file lacks, which gradient is shown, and whether measuring
-        changes bits.
-      keeps_inputs: Whether inputs are kept for `locate_nan`.
+    The notes are for the headline: what was lost, which gradient is shown, and whether measuring changes bits.
     """
     source = source_named(history, source)
     table = table_of_source(history, source, name)
@@ -91,7 +87,11 @@ def whole_view(
     labels = [f"{section_of(source)[0]}, 1 of {len(trees)} trees"] if len(trees) > 1 else []
     labels += [f"another tree{section}" for section in section_of(source)[1:] if section]
     labels += ["norms joined over vmapped members"] * _is_joined(history, source)
-    texts = [*_run(history), *steps, *newest_scalars(history), *_trained(history.sources[source]), *labels, summary]
+    n, n_frozen = sum(history.sources[source].has_number), sum(history.sources[source].frozen)
+    is_lora = _ADAPTER.search("".join(history.sources[source].paths)) is not None  # of which most leaves are frozen
+    n_trained = f"{n - n_frozen} of {n}" if n_frozen else f"all {n}"
+    trained = [f"{n_trained} leaves are trained"] * bool(n_frozen or is_lora)
+    texts = [*_run(history), *steps, *newest_scalars(history), *trained, *labels, summary]
     table = table.with_headline(*headline(table), *texts, *map(visible, notes), *diagnosis(findings, keeps_inputs))
     series = gradient_series(history, table, source, findings)
     histograms = gradient_histograms(history, table, source)
@@ -109,14 +109,6 @@ def _trained_column(table: TreeTable, source: MeasuredTree) -> list[Column]:
         cut_off, frozen = (bool(flags) and flags[leaf.first] for flags in (source.cut_off, source.frozen))
         texts[row] = "no gradient" if cut_off else "returned unchanged" if frozen else "yes"
     return [Column("trained", "trained", texts, help="Whether the step trains the leaf, as its program shows")]
-
-
-def _trained(source: MeasuredTree) -> list[str]:
-    """How many leaves are trained, if some are frozen, or would be in a usual LoRA."""
-    n, n_frozen = sum(source.has_number), sum(source.frozen)
-    if n_frozen:
-        return [f"{n - n_frozen} of {n} leaves are trained"]
-    return [f"all {n} leaves are trained"] if _ADAPTER.search("".join(source.paths)) else []
 
 
 def _run(history: History) -> list[str]:
@@ -228,13 +220,15 @@ class TwoRuns(NamedTuple):
 
 
 def compare_runs(first: History, other: History, names: tuple[str, str], tree: str | None = None) -> TwoRuns:
-    """Compare the norms of a tree in two runs, at the steps and leaves that both have, and the scalars of the runs.
-
-    Raises a ValueError if they have no leaf or no step in common, or no tree of this name.
-    """
+    """Compare the norms of a tree in two runs, and their scalars; ValueError if they have no leaf or step in common."""
     sources = source_named(first, tree), source_named(other, tree)
     table = table_of_source(first, sources[0], tree or "grads")
-    counterparts = _counterparts(first, other, sources)
+    left, right = first.sources[sources[0]], other.sources[sources[1]]
+    index = {path: i for i, path in enumerate(right.paths) if right.has_number[i]}
+    # The index in the other run of each leaf; -1 if it is missing there.
+    counterparts = [index.get(path, -1) if left.has_number[i] else -1 for i, path in enumerate(left.paths)]
+    if max(counterparts, default=-1) < 0:
+        raise ValueError("the two runs have no measured leaf in common")
     common = _aligned(first, other, sources, counterparts)
     if not len(common.stops):
         raise ValueError(f"{names[0]} and {names[1]} have no step in common")
@@ -328,16 +322,6 @@ def _scalars(first: History, other: History, names: tuple[str, str]) -> tuple[li
             curves.append(replace(curve, name=f"{name}, {run}", title=f"{name}, {run}"))
     more = f"and {len(lines) - MOST_PRINTED} more scalars"
     return curves, [*lines[:MOST_PRINTED], *([more] if len(lines) > MOST_PRINTED else [])], any_differs
-
-
-def _counterparts(first: History, other: History, sources: tuple[str, str]) -> list[int]:
-    """The index in the other run of each leaf of the first; -1 if it is missing there."""
-    left, right = first.sources[sources[0]], other.sources[sources[1]]
-    index = {path: i for i, path in enumerate(right.paths) if right.has_number[i]}
-    counterparts = [index.get(path, -1) if left.has_number[i] else -1 for i, path in enumerate(left.paths)]
-    if max(counterparts, default=-1) < 0:
-        raise ValueError("the two runs have no measured leaf in common")
-    return counterparts
 
 
 def _parting(common: _Common, table: TreeTable, rtol: float) -> Parting | None:

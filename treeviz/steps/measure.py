@@ -188,10 +188,7 @@ def _numeric(tree: Any) -> list:
 
 
 def source_of(tree: Any, name: str) -> MeasuredTree:
-    """Names, sizes and dtypes of the leaves of a tree. Takes some µs a leaf; reads no value.
-
-    All texts are printable, since they are shown, and written to files that other people open.
-    """
+    """Names, sizes and dtypes of the leaves of a tree, as printable texts. Takes some µs a leaf; reads no value."""
     leaves = jax.tree.leaves(tree)
     # Not every leaf is an array.
     shapes = [guarded(lambda leaf=leaf: tuple(leaf.shape), lambda _: ()) for leaf in leaves]
@@ -259,8 +256,7 @@ def numbers_of(measurement: Measurement) -> dict[str, dict[str, np.ndarray]]:
 class Layout(NamedTuple):
     """What the arrays are: partial sums, if any; the packed rows of sources; the counts of results, if not in the sums.
 
-    The first array is the sums, float64[rows], if there are any; the other is of words, which begin with the magnitudes
-    and counts of the rows, or in place of all partial sums with few numbers, as they are.
+    The sums are float64[rows]. The words begin with the magnitudes and counts of their rows, or with the few numbers.
     """
 
     sources: tuple[MeasuredTree, ...]
@@ -347,10 +343,7 @@ def _parts(words: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @tree_util.register_pytree_node_class
 class Joined(Measurement):
-    """A measurement as the words of all its arrays, uint32[n], or as partial sums.
-
-    Its arrays are made of these when they are asked for.
-    """
+    """A measurement as the words of all its arrays, uint32[n], or as partial sums, of which they are made on demand."""
 
     arrays: tuple[Any, ...] = ()  # an attribute of each, since a property is felt in a short step
 

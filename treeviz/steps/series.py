@@ -62,14 +62,10 @@ def _table(tree: MeasuredTree, name: str) -> TreeTable:
 def gradient_series(
     history: History, table: TreeTable, source: str = "grads", findings: Iterable[Finding] = ()
 ) -> tuple[Series, ...]:
-    """Return the norm of every row of `table` over the steps, and its ratio to the parameter norm if known.
+    """The norm of every row of `table` over the steps, and its ratio to the parameter norm if known.
 
     The norm of a subtree is the root of the sum of squares of its leaves. Buckets with NaN or Inf are marked as bad.
-
-    Args:
-      table: A table with the leaves of `source`, in order.
-      findings: Each is shown at the row and step where it begins, if its source has the same leaves; findings about
-        results are shown at the root, findings about ratios in the series of the ratio.
+    A finding is shown at the row and step where it begins, one about results at the root.
     """
     paths = {name: tree.paths for name, tree in history.sources.items()}
     received = sibling_name(source, "received")

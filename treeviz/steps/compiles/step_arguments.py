@@ -334,19 +334,12 @@ def path_text(table: TreeTable, row: int) -> str:
 
 
 class SownStep(NamedTuple):
-    """A traced step. Nothing is compiled or run.
+    """A traced step. Nothing is compiled or run."""
 
-    Attributes:
-      trees: The arguments by name.
-      order: For each of their leaves, the number of the program's argument; None: it is static.
-      traced: JAX's `Traced`: its `.jaxpr` is the program, in which gradients and losses are sown (see `sow`).
-      shardings: The `in_shardings` of its `jax.jit` for each leaf; () if there are none.
-    """
-
-    trees: OrderedDict[str, Any]
-    order: Sequence[int | None]
-    traced: Any
-    shardings: Sequence[Any] = ()
+    trees: OrderedDict[str, Any]  # the arguments by name
+    order: Sequence[int | None]  # for each of their leaves, the number of the program's argument; None: it is static
+    traced: Any  # JAX's `Traced`: its `.jaxpr` is the program, in which gradients and losses are sown (see `sow`)
+    shardings: Sequence[Any] = ()  # the `in_shardings` of its `jax.jit` for each leaf; () if there are none
 
 
 def sown_step(step: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SownStep:

@@ -27,19 +27,12 @@ TWO_OBJECTS = "they print the same, but are two objects: create it once"
 
 
 class LeafType(NamedTuple):
-    """The properties of a leaf that a program is traced and compiled for.
+    """The properties of a leaf that a program is traced and compiled for."""
 
-    Attributes:
-      aval: Shape, dtype and weak type; None for a static leaf, which is not an array.
-      place: The sharding of a committed array; None otherwise.
-      value: The class, the text, and the hash or id of a Python value; None for an array.
-      is_read: Whether the traced program reads it. JAX compiles no program for the place of one that it does not read.
-    """
-
-    aval: Any
-    place: Any = None
-    value: tuple[type, str, Any] | None = None
-    is_read: bool = False
+    aval: Any  # shape, dtype and weak type; None for a static leaf, which is not an array
+    place: Any = None  # the sharding of a committed array
+    value: tuple[type, str, Any] | None = None  # of a Python value: the class, the text, and the hash or id
+    is_read: bool = False  # by the traced program; JAX compiles none for the place of one that it does not read
 
     @property
     def text(self) -> str:

@@ -172,10 +172,7 @@ def events_since(n: int) -> list[tuple[str, float]]:
 
 @functools.cache
 def listener_problem() -> str:
-    """Register the listener, once per process. It is global, and costs 1 µs per compilation.
-
-    Returns why no events arrive, since this release of JAX reports tracing in another way; or "".
-    """
+    """Register the listener, once per process: 1 µs per compilation. Returns why this JAX sends no events, or ""."""
     try:
         monitoring.register_event_duration_secs_listener(_on_event)
         n_before = here.n
@@ -205,21 +202,15 @@ _WHY_TEXTS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A call that traced or compiled.
-
-    Attributes:
-      call: The number of the call, from 1.
-      why: "first"; "retrace": traced and compiled again; "recompile": only compiled again, which JAX does not report;
-        "new function"; "same": nothing in the arguments differs.
-      differences: From the most similar earlier call to this one.
-      seconds: Time for tracing and compiling.
-    """
+    """A call that traced or compiled."""
 
     step: str
-    call: int
+    call: int  # its number, from 1
+    # "first"; "retrace": traced and compiled again; "recompile": only compiled again, which JAX does not report; "new
+    # function"; "same": nothing in the arguments differs.
     why: str
-    differences: Differences
-    seconds: float
+    differences: Differences  # from the most similar earlier call to this one
+    seconds: float  # for tracing and compiling
 
     def __str__(self) -> str:
         done = "compiled again" if self.why == "recompile" else "traced and compiled again"
@@ -289,12 +280,7 @@ def _name(step: Any) -> str:
 
 
 class CompileWatch:
-    """A step whose compilations are watched. It is called like the step and has its attributes.
-
-    Attributes:
-      step: The step itself.
-      compiles: The first 1,000 calls that compiled; `print` shows one line per call.
-    """
+    """A step whose compilations are watched. It is called like the step and has its attributes."""
 
     def __init__(self, step: Callable, parent: CompileWatch | None = None) -> None:
         original = step if parent is None else parent.step
@@ -303,7 +289,7 @@ class CompileWatch:
         if is_partial(original):  # it has no name
             self.__name__ = _name(original)
         self.step, self._of = step, parent
-        self.compiles = CompileLog() if parent is None else parent.compiles
+        self.compiles = CompileLog() if parent is None else parent.compiles  # the first 1,000 calls that compiled
         self._numbers = itertools.count(1) if parent is None else parent._numbers
         self._number = 0  # the number of the newest call
         self._calls: list[Call] = []  # the first call, and those that compiled

@@ -74,10 +74,7 @@ def _same_steps(timeline: Timeline, other: Timeline) -> np.ndarray:
 
 
 def _counts_of_uses(tree: Searched, statistic: str) -> tuple[Timeline, np.ndarray]:
-    """The steps in which features were counted, and int64[k, leaves]: the fewest of all uses; -1 if none are.
-
-    An unrolled network reads a state of zeros first.
-    """
+    """The steps in which features were counted, and int64[k, leaves]: the fewest of all uses; -1 if none are."""
     uses = [use.values(statistic) for use in tree.uses("inputs") if use.has(statistic)]
     most = np.iinfo(np.int64).max
     same = [_same_steps(use, uses[0]) for use in uses]

@@ -24,10 +24,7 @@ _Node = tuple[str, ...]  # the keys of its path
 
 
 def dead_activation_hint(tree: Searched) -> str:
-    """Names the layer after which all gradients are lost; "" if unknown.
-
-    A bias has a gradient whenever the sum that it is part of affects the loss.
-    """
+    """Names the layer after which all gradients are lost: a bias has one if its sum affects the loss; "" if unknown."""
     if tree.forward is None:
         return ""
     biases = [leaf for leaf in np.flatnonzero(tree.is_trained).tolist() if _is_bias(tree, leaf)]

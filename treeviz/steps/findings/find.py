@@ -186,14 +186,10 @@ _SHARE = 0.02  # the fraction of the time that a run spends on the search
 
 
 class Alarm:
-    """Searches for findings after each read of a recorder: the `alarm` of a `Recorder`.
+    """The `alarm` of a `Recorder`, which searches for findings after its reads; `raise_on` are kinds that stop the run.
 
     Searches at once on a flush and when a source has its first NaN or infinity outside skipped steps. Otherwise the
     search uses at most 2 % of the time.
-
-    Args:
-      on_finding: Called once with each finding, and again if it ends and recurs.
-      raise_on: Kinds of findings that raise `StopTraining`.
     """
 
     def __init__(
@@ -220,10 +216,7 @@ class Alarm:
         self._search_again = 0.0
 
     def was_read(self, history: History, bad_sources: set[str], *, is_flush: bool) -> bool:
-        """Report new findings, on a flush regardless of the time it takes; may raise `StopTraining`.
-
-        Returns whether it searched and no finding is awaited. `bad_sources` have NaN or infinity in the new steps.
-        """
+        """Report new findings; may raise `StopTraining`. Returns whether it searched and no finding is awaited."""
         is_worse = not bad_sources <= self._bad_sources
         is_due = is_flush or is_worse or time.monotonic() >= self._search_again
         is_complete = is_due and self._search(history)

@@ -247,11 +247,7 @@ _order = lru_cache(maxsize=8)(Order)  # a run is searched again and again
 
 @dataclass(frozen=True)
 class Searched:
-    """One measured tree of a history.
-
-    Attributes:
-      forward: Paths of the leaves in the order in which the model uses them; None for the order of their keys.
-    """
+    """One measured tree of a history; `forward`: the order in which the model uses its paths, None: of the keys."""
 
     history: History
     name: str

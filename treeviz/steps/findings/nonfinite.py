@@ -51,10 +51,7 @@ class SkippedSteps(NamedTuple):
 
 
 def skipped_steps(tree: Searched) -> SkippedSteps | None:
-    """The skipped steps with NaN or infinity in gradients; None if the NaN persists, or may persist.
-
-    The newest steps count as skipped if the loss is scaled and they are few.
-    """
+    """The skipped steps with NaN or infinity in gradients, also a few newest of a scaled loss; None if NaN stays."""
     if kind_of(tree.name) != "grads":
         return None
     timeline, is_meant = tree.values("nonfinite"), any(tree.source.unscaled)
@@ -80,10 +77,7 @@ _MOST_EQUATIONS = 100_000  # of a step that runs again unasked
 
 
 def with_origin(found: list[Finding], kept: KeptInputs | None) -> list[Finding]:
-    """The findings, with one about the first step with NaN or infinity: it says which operation made them.
-
-    Runs that step again, once, as `locate_nan` does.
-    """
+    """The findings; that about the first NaN or infinity names its operation. Runs that step again, once."""
     bad = kept.bad if kept is not None else None
     first = [x for x in found if bad and (x.kind, x.severity, x.first) == ("nonfinite", "error", bad.number)]
     if kept is None or not first or jax.process_count() > 1:  # all processes would have to run it

@@ -126,10 +126,7 @@ def vanishing(tree: Searched) -> Iterator[Finding]:
 
 
 def _lost_in_rounding(tree: Searched, typical: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """The leaves so small that updates in their run were lost; those that did not change; and the largest leaf.
-
-    These may be most of the leaves, if an activation is nearly saturated.
-    """
+    """The leaves so small that updates in their run were lost; those that did not change; and the largest leaf."""
     is_unchanged, is_lost = _unchanged(tree), np.zeros(len(typical), bool)
     moved = np.where(is_unchanged, np.nan, typical)
     if not is_unchanged.any() or not np.isfinite(moved).any():
@@ -157,10 +154,7 @@ def _unchanged(grads: Searched) -> np.ndarray:
 
 
 def is_able_to_update(grads: Searched) -> np.ndarray:
-    """bool[leaves]: whether a leaf has a gradient, except redundant leaves and the weaker vanishing ones.
-
-    Their updates may be lost in rounding, which is not a separate finding.
-    """
+    """bool[leaves]: whether a leaf has a gradient, but for redundant ones and those whose updates round away."""
     highest = grads.norm.high.max(axis=0)
     tiny = [leaf for finding in vanishing(grads) for leaf in finding.leaves]
     is_lost = grads.redundant | _lost_in_rounding(grads, grads.typical)[0]
@@ -230,8 +224,15 @@ def _leap_finding(tree: Searched, moves: np.ndarray) -> Finding | None:
     norm = params.norm.latest[is_first]
     distance = np.maximum(tree.norm.latest[is_first], norm - norm[0])
     is_nonzero = moves & (norm[0] > 0)  # the others start at zero
-    if sizes[is_nonzero].sum() < tree.thresholds.ratio_size or not _gradients_stay_large(tree.sibling("grads")):
+    if sizes[is_nonzero].sum() < tree.thresholds.ratio_size:
         return None
+    grads, fewest_steps = tree.sibling("grads"), tree.thresholds.fewest_steps
+    if grads.name in tree.history.sources:  # gradients fall if a solver jumps to the optimum
+        since = _since(grads.norm)
+        root = total_norm(grads.norm.high[since < fewest_steps])
+        falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
+        if since[-1] < fewest_steps - 1 or falls:
+            return None
     times = np.sqrt(np.nansum(distance[:, is_nonzero] ** 2, axis=1) / np.sum(norm[0, is_nonzero] ** 2))
     # Embeddings, heads and solutions of linear problems start near zero and are meant to leave it.
     shapes = [shape_of(shape) for shape in tree.source.shapes or ("",) * len(sizes)]
@@ -259,16 +260,6 @@ def _since(timeline: Timeline) -> np.ndarray:
 
 def total_norm(norms: np.ndarray) -> np.ndarray:
     return np.sqrt(np.nansum(norms**2, axis=1))
-
-
-def _gradients_stay_large(grads: Searched) -> bool:
-    """Whether gradients are known to stay large; they fall if a solver jumps to the optimum."""
-    if grads.name not in grads.history.sources:
-        return True
-    since, fewest = _since(grads.norm), grads.thresholds.fewest_steps
-    root = total_norm(grads.norm.high[since < fewest])
-    falls = len(root) > 1 and root[1:].max() < root[0] and np.median(root[1:]) < _SETTLED * root[0]
-    return bool(since[-1] >= fewest - 1 and not falls)
 
 
 def ratio(tree: Searched) -> Iterator[Finding]:
@@ -331,10 +322,7 @@ def _total_ratio(updates: Searched) -> np.ndarray:
 
 
 def largest_updates(tree: Searched, before: int) -> tuple[int, float] | None:
-    """The step with the largest updates of the last ones before a step, relative to the parameters, and their ratio.
-
-    None if they are of a usual size, or if the gradients of that step were larger than before.
-    """
+    """The step before another with the largest updates relative to parameters, and their ratio; None if usual."""
     updates, params, grads = (tree.sibling(kind) for kind in ("updates", "params", "grads"))
     if not tree.history.has_ratio(updates.name, params.name):
         return None
@@ -660,8 +648,14 @@ def _constant_norm_finding(tree: Searched) -> Iterator[Finding]:
         return
     bound = float(np.median(root))
     is_same = np.abs(root - bound) <= _SAME * bound
-    part = float(np.mean(is_same))
-    if part >= tree.thresholds.clipping and _gradients_vary(tree, norms[is_same], root[is_same]):
+    part, norms, root = float(np.mean(is_same)), norms[is_same], root[is_same]
+    if part < tree.thresholds.clipping:
+        return
+    # If gradients hardly vary themselves, the learning rate is tiny, the loss is linear, or the loop drops the new
+    # parameters. Clipping by the global norm fixes the norm of a single leaf, so its largest magnitude is used.
+    norms = _exact_values(tree, "max_abs")[1] if len(tree.paths) == 1 else norms
+    variation = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0)) if len(norms) else 0.0
+    if variation > _SAME * root[0] and variation >= _STEADIER * float(np.ptp(root)):
         yield tree.finding(
             "clipping", -1, (("norm", bound), ("part of steps", part)),
             f"The norm of {tree.name} was {number_text(bound)} in {part:.0%} of the steps: they are always clipped, "
@@ -670,15 +664,3 @@ def _constant_norm_finding(tree: Searched) -> Iterator[Finding]:
             "norm (measure the gradients before clipping), or lower the learning rate instead.",
             rank=Rank.CHOICE, first=int(tree.norm.begins[is_exact][0]),
         )  # fmt: skip
-
-
-def _gradients_vary(tree: Searched, norms: np.ndarray, root: np.ndarray) -> bool:
-    """Whether gradients vary much more than their norm.
-
-    If they do not, gradients are nearly constant: the learning rate is tiny, the loss is linear, or the loop drops the
-    new parameters. Clipping by the global norm fixes the norm of a single leaf, so its largest magnitude is used.
-    """
-    if len(tree.paths) == 1:
-        _, norms = _exact_values(tree, "max_abs")
-    variation = float(np.nanmax(np.ptp(norms, axis=0), initial=0.0)) if len(norms) else 0.0
-    return variation > _SAME * root[0] and variation >= _STEADIER * float(np.ptp(root))

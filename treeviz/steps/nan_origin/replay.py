@@ -162,10 +162,7 @@ Device = tuple[tuple[str, int], ...]  # (("data", 3), ("model", 0))
 
 
 class Devices:
-    """Runs parts of the body of a `shard_map`, collectives included.
-
-    Outside the body, its values have an extra leading axis over the devices on which they may differ.
-    """
+    """Runs parts of the body of a `shard_map`; outside, its values have a leading axis of devices that may differ."""
 
     def __init__(self, eqn: Any) -> None:
         self._eqn, self._params = eqn, eqn.params
@@ -203,10 +200,7 @@ class Devices:
     def first_bad(
         self, operands: Sequence[Any], in_avals: Sequence[Any], results: Sequence[Any], out_avals: Sequence[Any]
     ) -> tuple[Device, list[Any], list[Any]]:
-        """The first device with a non-finite result, and the operands and results on it.
-
-        If an operand differs on devices on which the results agree, as in a sum over devices, it keeps their axes.
-        """
+        """The first device with a non-finite result, and the operands and results on it, or on all if those agree."""
         device: Device = ()
         for x, aval in zip(results, out_avals, strict=True):
             if is_inexact(x) and x.size and x.is_fully_addressable:

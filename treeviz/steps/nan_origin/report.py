@@ -469,10 +469,7 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def place_of(site: Site) -> tuple[SourceLine, str]:
-    """The innermost frame outside JAX, and the innermost frame outside all libraries if it differs.
-
-    For a backward rule, the latter is the frame that calls its function.
-    """
+    """The innermost frame outside JAX; and that outside all libraries, or that calls a backward rule, if it differs."""
     chain = [*_chain(site)]
     calls = next((frames_of(call) for eqn in chain if (call := call_of_rule(eqn)) is not None), [])
     # JAX caches the traces of its own jitted functions, with the frames of their first caller.

@@ -715,10 +715,7 @@ _NEWEST = 16
 
 
 def main_source(history: History) -> str:
-    """Return the source to show first: the first gradients, preferably with updates, else the first source.
-
-    Gradients of a branch that is rarely taken come after others. If its tree has changed, the newest section.
-    """
+    """The source to show first: gradients, preferably with updates and not rarely taken; the newest section."""
     grads = [name for name in history.sources if name.startswith("grads")]
     with_updates = [name for name in grads if sibling_name(name, "updates") in history.sources]
     candidates = with_updates or grads or [*history.sources]
@@ -743,10 +740,7 @@ MOST_SECTIONS = 16  # per tree
 
 
 class Sections:
-    """Assigns each measured tree to a section of a history, by its leaves.
-
-    A tree whose structure recurs, as with two alternating models, continues its earlier section.
-    """
+    """Assigns each measured tree to a section of a history; a structure that recurs continues its earlier section."""
 
     def __init__(self) -> None:
         self._newest: dict[str, tuple[str, MeasuredTree]] = {}  # by tree: its last section and its last source

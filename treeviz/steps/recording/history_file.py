@@ -90,10 +90,7 @@ def encode(n: int, step: int, record: Record | ScalarRow, inner: int = -1) -> by
 
 
 def replay(history: History, file: BinaryIO, begin: int = 0) -> tuple[int, int]:
-    """Add the steps of this history's journal, from byte `begin` on, until its end or a damaged record.
-
-    Returns the position after the last step that was added, and the number of bytes after it; (0, 0) for another run.
-    """
+    """Add the journal's steps from byte `begin` on; returns their end and the bytes after; (0, 0): another run."""
     n_bytes, line = os.fstat(file.fileno()).st_size, file.readline(200)
     if line != first_line(history):
         return 0, 0
@@ -242,22 +239,16 @@ class Copied(Protocol):
 
 
 class Followed:
-    """A run in a file that another process may be writing.
+    """A run in a file, or in a copy, that another process may be writing.
 
-    Args:
-      file: The file, or a copy that is brought up to date before it is read.
-
-    Attributes:
-      path: The file. It changes if the run stops and another one begins in "run-2.treeviz", as `keep` names it.
-      history: What was read so far; None before the first time.
-      n_unread: The number of bytes at the end of the journal that are no step, or not yet.
+    The file changes if the run stops and another one begins in "run-2.treeviz", as `keep` names it.
     """
 
     def __init__(self, file: str | os.PathLike | Copied) -> None:
         self._copy = None if isinstance(file, str | os.PathLike) else file
         self.path = Path(file) if isinstance(file, str | os.PathLike) else file.path
-        self.history: History | None = None
-        self.n_unread = 0
+        self.history: History | None = None  # what was read so far
+        self.n_unread = 0  # bytes at the end of the journal that are no step, or not yet
         self._saved: tuple[int, ...] = ()  # identifies the content of the file that was read
         self._journal: tuple[int, ...] = ()
         self._end = 0  # of what was read in the journal
@@ -320,10 +311,7 @@ class Followed:
         return max(map(_written, (self.path, journal_of(self.path))))
 
     def move_on(self) -> bool:
-        """Follow a run that began in "run-2.treeviz" after this one stopped. Returns whether there is one.
-
-        A run that is started again with the same name is written there; see `keep`.
-        """
+        """Follow a run of this name that began in "run-2.treeviz" after this one stopped, if there is one."""
         stopped = self.written
         for n in range(1, _MOST_NEXT if self._copy is None else 1):
             path = self._next(n)
@@ -388,12 +376,7 @@ def _history_in(file: BinaryIO) -> History:
                 n_left -= len(data)
                 arrays.append(_array(data))
             track.restore(arrays, bucket_width)
-    _check_counts(history)
-    return history
-
-
-def _check_counts(history: History) -> None:
-    """Raise a ValueError if the header or the codes of scalars say what the arrays cannot have."""
+    # What the header or the codes of scalars say, the arrays must have.
     n_steps = [track.n_steps for track in history.tracks.values()]
     if not max(n_steps, default=0) <= history.n_appended <= sum(n_steps):  # a step may lack some of the statistics
         raise ValueError(f"it would have {history.n_appended:,} steps, and its arrays have {max(n_steps, default=0):,}")
@@ -407,6 +390,7 @@ def _check_counts(history: History) -> None:
     for track in history.scalars.tracks.values():
         if not all(np.isin(array[..., 1], range(len(CODES))).all() for array in track.arrays()[1::2]):
             raise ValueError("a scalar is neither a number, NaN nor infinite")
+    return history
 
 
 def history_of(header: dict[str, Any]) -> tuple[History, list[tuple[Track, int]]]:
@@ -482,11 +466,7 @@ _logger = logging.getLogger("treeviz")
 
 
 def keep(history: History, path: str | os.PathLike, *, clock: Callable[[], float] = time.monotonic) -> Path:
-    """Write the history to a file, and from now on every appended step; see `GradientInspector.keep`.
-
-    The file is `path` together with `path.journal`, which is merged into it when it grows, and by
-    `save(history, path)`. `load(path)` reads both.
-    """
+    """Write the history to `path` and each further step to `path.journal`; see `GradientInspector.keep`."""
     journal = Journal(history, path, clock=clock)
     if history.journal is not None:
         history.journal.close()

@@ -75,10 +75,7 @@ FIRST_REPORT = 32  # in inspected steps; the next report is after twice as many
 
 
 class Unchanged:
-    """Tracks which parameters never changed, and reports them as a tree of zeros in the numbers of some steps.
-
-    Reports after 32 inspected steps, whenever that number has doubled, and when such a parameter changes.
-    """
+    """Finds parameters that never changed; reports them as a tree of zeros at steps 32, 64, …, and if one changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, np.ndarray]] = {}  # by suffix: the number of steps, and which never changed
@@ -243,7 +240,6 @@ class Recorder:
     Several threads may call `take`; one of them reads.
 
     Args:
-      members: As for `treeviz.steps.recording.decode.read`.
       on_call: Called for each call that was read, with its (suffix, number), and whether it has non-finite values.
       alarm: A `treeviz.steps.findings.find.Alarm`, or None. Called last after each read, since it may raise.
       at_once: The most waiting measurements if each is read as soon as it is ready, see `Pace`; 0: read in batches.
@@ -340,10 +336,7 @@ class Recorder:
             self._waiting.append(arrived)
 
     def take_scalars(self, step: int, values: Mapping[str, Any], batch: Any, *, is_call: bool) -> None:
-        """Enqueue scalars, without waiting for them. They are read together with measurements, or when many wait.
-
-        `is_call`: the step is the newest call, whose inner steps an array may be of. Raises as `record_scalars` does.
-        """
+        """Enqueue scalars, which are read with measurements or when many wait; `is_call`: of the newest call."""
         self._scalar_names |= values.keys()
         if len(self._scalar_names) > MOST_NAMES:
             raise ValueError(f"record_scalars: there are more than {MOST_NAMES} names; the newest: {sorted(values)}.")

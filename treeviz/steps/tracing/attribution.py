@@ -55,12 +55,7 @@ def attribute_gradients(
     "grads" are those that train. Others, as of a term of the loss whose norm is a weight, are "grads (term)".
     A gradient belongs to the arguments that it was taken with respect to, which `reap` has followed through the
     program. Where it could not, the gradient belongs to the first subtree of an argument that has the same paths, sizes
-    and dtypes.
-
-    Args:
-      arguments: The step's arguments; `Reaped.origins` counts their leaves, in order.
-      match: Leave out all but the gradients of the loss with respect to arguments, if there are any.
-      trained: The sown trees that are trained with; empty if unknown.
+    and dtypes. With `match`, all but those of the loss with respect to arguments are left out, if there are any.
     """
     gradients = [r for r in reaped if r.gradient is None]
     leaves = [(name, path) for name, tree in arguments for path in paths_in(tree)]

@@ -24,13 +24,9 @@ RUNS_RULES = __file__  # the frames of a rule end at one in this file
 
 
 class _RuleOf(str):
-    """A name in the name stack of what a backward rule computes.
+    """A name in the name stack of what a backward rule computes."""
 
-    Attributes:
-      traceback: That of the call of the `custom_vjp` function.
-    """
-
-    traceback: Any
+    traceback: Any  # of the call of the `custom_vjp` function
 
 
 def call_of_rule(eqn: Any) -> Any:
@@ -51,11 +47,7 @@ class _NoTraceback:
 
 @contextlib.contextmanager
 def lines_of_backward_rules() -> Iterator[None]:
-    """Within this context, what this thread traces of a backward rule has the lines of the rule.
-
-    JAX gives it the line on which the `custom_vjp` function is called. Functions that were compiled before are traced
-    again.
-    """
+    """In this context, what this thread traces of a backward rule has its lines, not those of the `custom_vjp` call."""
     global _n_tracing
     with _lock:
         if _n_tracing == 0:

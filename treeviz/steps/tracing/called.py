@@ -105,10 +105,7 @@ class Loop(NamedTuple):
 
 
 class AsJitted(BaseException):
-    """Ends a loop that has traced its body and is about to run it; not an `Exception`, which might be caught.
-
-    Its argument runs the loop as a jitted function.
-    """
+    """Ends a loop that has traced its body; its argument runs it as a jitted function. `except Exception` misses it."""
 
 
 def current() -> Loop | None:
@@ -297,18 +294,13 @@ def _in_block(steps: Sequence[Watched]) -> Iterator[None]:
 class CalledSteps:
     """The jitted functions that a thread calls in a block: those that take gradients are watched, the others just run.
 
-    Attributes:
-      watched: The names of those that are watched.
-      passed: Why another function is not watched, by name.
-
     Args:
       watch: Watches what `jax.jit` gave. `begins`: whether this is the first step of a block; `gradients`: as `watch`.
-      known: The steps that are watched already.
     """
 
     def __init__(self, watch: Callable[..., Watched], known: Iterable[Watched]) -> None:
         self.watched: list[str] = []
-        self.passed: dict[str, str] = {}
+        self.passed: dict[str, str] = {}  # why another function is not watched, by name
         self._watch, self._known = watch, known
         self._decided: dict[tuple, Watched | None] = {}  # by function, options and static arguments
         self._steps: dict[tuple, Watched] = {}  # by function and options

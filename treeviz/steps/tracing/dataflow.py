@@ -30,15 +30,11 @@ V = TypeVar("V")
 
 
 class Domain(Generic[V]):
-    """One question about the values of a program. What is known of a value is a `V`, which is never changed in place.
+    """One question about the values of a program. What is known of a value is a `V`, which is never changed in place."""
 
-    Attributes:
-      enters: The primitives whose programs are followed; the results of all others are what `results` returns.
-      is_of_first_turn: Of a loop only the first turn is followed.
-    """
-
+    # The primitives whose programs are followed; the results of all others are what `results` returns.
     enters: AbstractSet[str] = CALLS | {COND, SCAN, SHARD_MAP, WHILE}
-    is_of_first_turn = False
+    is_of_first_turn = False  # of a loop only that is followed
 
     def unknown(self, atom: Any) -> V:
         """Stands for a value of which nothing is known."""
@@ -80,21 +76,12 @@ class Domain(Generic[V]):
 
 
 class Followed(Generic[V]):
-    """One jaxpr, followed equation by equation.
-
-    Args:
-      program: A jaxpr, open or closed.
-      arguments: What is known of its arguments.
-
-    Attributes:
-      visits: The equations so far, also those inside others, each with what is known of its operands.
-      inside: The programs in each equation, by its id, followed.
-    """
+    """One jaxpr, open or closed, followed equation by equation from what is known of its arguments."""
 
     def __init__(self, domain: Domain[V], program: Any, arguments: Sequence[V]) -> None:
         self.domain, self.jaxpr = domain, open_jaxpr(program)
-        self.visits: list[tuple[Any, list[V]]] = []
-        self.inside: dict[int, list[Followed[V]]] = {}
+        self.visits: list[tuple[Any, list[V]]] = []  # also of equations inside others, with what is known of operands
+        self.inside: dict[int, list[Followed[V]]] = {}  # the programs in each equation, by its id
         self._given = domain.given(self.jaxpr)
         self._known: dict[Any, V | None] = dict(zip(self.jaxpr.invars, arguments, strict=True))
         self._known.update(zip(self.jaxpr.constvars, map(domain.constant, consts_of(program)), strict=False))

@@ -242,10 +242,7 @@ def frozen_arguments(program: ClosedJaxpr) -> frozenset[int]:
 
 
 def drifting_arguments(program: ClosedJaxpr) -> frozenset[int]:
-    """The numbers of the arguments to which each device adds values of its own, though they are to be equal on all.
-
-    `shard_map` does not check that with `check_vma=False`, so that a forgotten `psum` of gradients is no error.
-    """
+    """The numbers of the arguments that drift apart on the devices, as `shard_map` allows it with `check_vma=False`."""
     drifting = forward(program, _Varying(), [frozenset()] * len(program.jaxpr.invars))
     if not any(drifting):
         return frozenset()
@@ -447,10 +444,7 @@ def _either(choices: Sequence[Shares]) -> Shares:
 
 
 class AxesOf(Protocol):
-    """Which leaves are measured layer by layer, and along which axis; empty if none is.
-
-    `scanned` is the axis along which the program scans over the parameter of each leaf; None: it does not.
-    """
+    """Which leaves are measured layer by layer, along which axis, of those that the program scans over; empty: none."""
 
     def __call__(self, source: MeasuredTree, scanned: Axes, why_not: WhyNot, /) -> Axes: ...
 

@@ -106,13 +106,8 @@ def count_in_results(
 ) -> tuple[list[MeasuredTree], Any, tuple[MeasuredTree, jax.Array] | None]:
     """Count NaN and infinities in the small results of a traced program, and take the values of its losses.
 
-    Args:
-      params: The paths of the parameters, by the numbers of the arguments that hold them.
-      count: Computes what is returned instead of the words, from the bits of the results, and of the old parameters.
-
-    Returns:
-      The inspected results, as one tree for each kind; their words, as of `_words`; and the losses by their names,
-      with the bits of their values, if any.
+    Returns the inspected results, as one tree for each kind; their words, as of `_words`, or what `count` computes; and
+    the losses by their names, with the bits of their values, if any. `params`: paths by the number of the argument.
     """
     kinds, of_loss = _kinds(program, argument_paths, result_paths, params)
     found = {i: (kind, shown_paths[i] if at is None else params[at]) for i, (kind, at) in kinds.items()}
@@ -137,10 +132,7 @@ def count_in_results(
 
 
 def _loss_names(paths: Mapping[int, str], program: ClosedJaxpr, of_loss: Collection[int]) -> dict[int, str]:
-    """The names of the losses to follow, by the number of the result: the last key of its path, or "loss".
-
-    Those are scalars, and what a loop stacks of the value that is differentiated.
-    """
+    """The names of the losses to follow, scalars or stacked by a loop, by the number of the result: their last keys."""
     avals: Mapping[int, Any] = {i: program.jaxpr.outvars[i].aval for i in paths}
     is_real = {i: jnp.issubdtype(aval.dtype, jnp.floating) for i, aval in avals.items()}
     wanted = [i for i, a in avals.items() if is_real[i] and (a.size == 1 or (a.ndim == 1 and i in of_loss))]
@@ -200,10 +192,7 @@ def _described(program: ClosedJaxpr, paths: Mapping[int, str], kind: str) -> Mea
 def _kinds(
     program: ClosedJaxpr, argument_paths: Sequence[Path], result_paths: Sequence[Path], params: Collection[int]
 ) -> tuple[dict[int, tuple[str, int | None]], set[int]]:
-    """The kind of each result that may be inspected, and the number of the parameter whose new value it is.
-
-    Second, the numbers of the results that are the loss as the program shows.
-    """
+    """The kind of each result that may be inspected, and whose new value it is; and which are surely the loss."""
     arguments, results = program.jaxpr.invars, program.jaxpr.outvars
     places: dict[tuple, int] = {}
     for i, (path, v) in enumerate(zip(argument_paths, arguments, strict=True)):

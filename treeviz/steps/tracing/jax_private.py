@@ -176,10 +176,7 @@ def hijax_type_function(cls: type) -> Callable[[Any], Any] | None:
 
 @contextlib.contextmanager
 def seeing_gradients(see: See, why: str = "treeviz") -> Iterator[None]:
-    """Within this context, `see` gets every gradient that this thread makes, and returns its replacement.
-
-    Functions that were compiled before are traced again, and cached apart for each `why`.
-    """
+    """In this context `see` gets and replaces this thread's gradients; functions are traced anew, for each `why`."""
     from jax._src import api
 
     before = getattr(_here, "see", None)

@@ -186,25 +186,20 @@ Make = Callable[[Callable], Callable]  # the Python function -> a jitted one tha
 
 
 class JittedStep(NamedTuple):
-    """A step, and the function within it that `jax.jit` made.
-
-    Attributes:
-      around: Wraps the step around what a `Make` makes instead of `jitted`. Returns a function with the step's
-        arguments, which returns `(what the step returns, measurement)`.
-      copied: Copies arguments, given how an array is copied. A step on the copies leaves the originals unchanged.
-      same_arguments: `jitted` takes the arguments of the step, in whatever form, each in its place and by its name.
-    """
+    """A step, and the function within it that `jax.jit` made."""
 
     step: Any  # the user's step
     jitted: Any  # the function within it that `jax.jit` made
+    # Wraps the step around what a `Make` makes instead of `jitted`. That returns `(what the step does, measurement)`.
     around: Callable[[Make], Callable]
     is_plain: bool = False  # `step` is `jitted`, without a wrapper that needs its results
+    # Copies arguments, given how an array is copied. A step on the copies leaves the originals unchanged.
     copied: Callable[[Any, Callable[[Any], Any]], Any] = lambda tree, copy_array: jax.tree.map(copy_array, tree)
     tidy_path: Callable[[str], str] = str  # shortens the path of a gradient to that of the user's parameter
     result_path: Callable[[str], str] = str  # shortens the path of a result of `jitted` to that of a result of the step
     changes_arguments: bool = False  # the step also returns by changing its arguments
     receives: bool = False  # an argument holds its gradients
-    same_arguments: bool = False
+    same_arguments: bool = False  # `jitted` takes those of the step, in whatever form, each by its place or name
     static_numbers: bool = False  # whatever is no array is static for it, also a Python number
 
     def inside(self, make: Callable[[Callable], Callable], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -235,10 +230,7 @@ _unwraps: dict[str, Unwrap] = {}  # by library
 
 
 def unwraps(library: str) -> Callable[[Unwrap], Unwrap]:
-    """Register how the steps of a library are taken apart; the function returns None for any other step.
-
-    It raises `LibraryMoved` if this release of the library makes its steps in another way.
-    """
+    """Register how a library's steps are taken apart (None for others); raises `LibraryMoved` if that has changed."""
 
     def register(unwrap: Unwrap) -> Unwrap:
         _unwraps[library] = unwrap

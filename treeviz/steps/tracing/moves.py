@@ -34,23 +34,14 @@ class Rate(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What is known of a value.
+    """What is known of a value."""
 
-    Attributes:
-      value: The shares of arguments in it, or the number that all its elements are.
-      arguments: One bit for each argument that it is computed from, by other ways than a gradient.
-      unshared: Those of which something other than a share is in it.
-      gradients: One bit for each gradient that it is computed from; those known to be zero do not count.
-      rate: None if it is of no gradient, or of several at different rates.
-      made: The id of the equation that made a value of zeros.
-    """
-
-    value: Value = NOTHING
-    arguments: int = 0
-    gradients: int = 0
-    rate: Rate | None = None
-    made: int = 0
-    unshared: int = 0
+    value: Value = NOTHING  # the shares of arguments in it, or the number that all its elements are
+    arguments: int = 0  # one bit for each argument that it is computed from, by other ways than a gradient
+    gradients: int = 0  # one bit for each gradient that it is computed from, but for those known to be zero
+    rate: Rate | None = None  # None if it is of no gradient, or of several at different rates
+    made: int = 0  # the id of the equation that made a value of zeros
+    unshared: int = 0  # of `arguments`, those of which something other than a share is in it
 
     @property
     def shares(self) -> Shares:
@@ -58,23 +49,16 @@ class Move(NamedTuple):
 
 
 class Moves(Domain[Move]):
-    """Follows arguments and gradients to the results of a step.
-
-    Attributes:
-      origins: The argument that each gradient belongs to, by the number of its bit; None if it is not known.
-      zeros: The bits of the gradients that are zero for any arguments.
-      loss: What is known of the loss; None if no `jax.grad` or `value_and_grad` is called.
-      zero_updates: The equation that made the zeros that are added to an argument, by its number.
-    """
+    """Follows arguments and gradients to the results of a step."""
 
     enters = Domain.enters | {PMAP}
 
     def __init__(self, is_of_first_turn: bool = False) -> None:
         self.is_of_first_turn = is_of_first_turn
-        self.origins: dict[int, int | None] = {}
-        self.zeros = 0
-        self.loss: Move | None = None
-        self.zero_updates: dict[int, Any] = {}
+        self.origins: dict[int, int | None] = {}  # the argument of each gradient, by its bit; None if unknown
+        self.zeros = 0  # the bits of the gradients that are zero for any arguments
+        self.loss: Move | None = None  # None if no `jax.grad` or `value_and_grad` is called
+        self.zero_updates: dict[int, Any] = {}  # by argument: the equation that made the zeros that are added to it
         self._eqns: dict[int, Any] = {}
         self._bits: dict[tuple[Sown, int], int] = {}
         self._sums, self._numbers = SumsInLoops(), KnownNumber()
@@ -269,9 +253,7 @@ class _Reaches(Domain[_Reach]):
 
 
 def derivative_ends(program: ClosedJaxpr, arguments: Collection[int]) -> Mapping[int, list[list[Any]]]:
-    """For each of these arguments, the equations that end its derivative on the way to the loss.
-
-    After each come those that call the function that it is in, the innermost first.
+    """For each of these arguments, the equations that end its derivative on the way to the loss, and the calls around.
 
     Empty for an argument whose derivative reaches the loss, so that it is not known why its gradient is zero.
     """
@@ -296,12 +278,7 @@ class Followed(NamedTuple):
 
 
 def follow(program: ClosedJaxpr, numbers: Mapping[int, float], is_of_first_turn: bool = False) -> Followed:
-    """Follow a program in which gradients are sown.
-
-    Args:
-      numbers: The values of some scalar arguments, such as the count of an optimizer.
-      is_of_first_turn: Of a loop only the first turn is followed, in which the count has the value given.
-    """
+    """Follow a program in which gradients are sown, given the values of some scalar arguments, as of a count."""
     moves = Moves(is_of_first_turn)
     start = [
         Move(Value(number=numbers[i])) if i in numbers else Move(Value({i: WHOLE}), 1 << i)

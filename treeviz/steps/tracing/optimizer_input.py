@@ -274,32 +274,20 @@ def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
 
 
 class OptimizerInputs:
-    """What the optimizer receives for each gradient of a program.
-
-    Attributes:
-      received_by_jaxpr: For the id of each jaxpr: what the optimizer receives in it, by the sown tree.
-      unscaled: The sown trees that are unscaled later.
-      scaled: The trees whose loss is scaled by a variable, not by a constant.
-      clipped: The trees that are only clipped, or scaled by their norms.
-      scales: For each tree, the constants that multiply its loss.
-      unclear: For trees of which it is not known what the optimizer receives: what is done to them before.
-    """
+    """What the optimizer receives for each gradient of a program."""
 
     def __init__(self, jaxpr: Any) -> None:
         self.program = open_jaxpr(jaxpr)
-        self.unclear: dict[Sown, tuple[str, ...]] = {}
-        self.received_by_jaxpr: dict[int, dict[Sown, Received]] = {}
-        self.unscaled: set[Sown] = set()
-        self.scaled: set[Sown] = set()
-        self.clipped: set[Sown] = set()
-        self.scales: dict[Sown, set[float]] = {}
+        self.unclear: dict[Sown, tuple[str, ...]] = {}  # what is done to trees before it is not known what is received
+        self.received_by_jaxpr: dict[int, dict[Sown, Received]] = {}  # by the id of the jaxpr
+        self.unscaled: set[Sown] = set()  # later
+        self.scaled: set[Sown] = set()  # trees whose loss is scaled by a variable, not by a constant
+        self.clipped: set[Sown] = set()  # trees that are only clipped, or scaled by their norms
+        self.scales: dict[Sown, set[float]] = {}  # the constants that multiply the loss of each tree
         _Level(self.program, self).follow()
 
     def label_of(self, reaped: Reaped) -> tuple[str, str]:
-        """How a measured gradient differs from what the optimizer receives; and what is done to it until then.
-
-        "of each example, before unscaling" and "unscaled, summed over examples"; each may be empty.
-        """
+        """What is measured, "of each example, before unscaling", and what is done to it then; each may be empty."""
         sown = reaped.tagged or reaped.sown
         known = [trees[sown] for trees in self.received_by_jaxpr.values() if sown in trees]
         text = ", ".join(known[0].transforms if known else self.unclear.get(sown, ()))

@@ -146,12 +146,7 @@ class _Part(NamedTuple):
 
 
 class TracedParams:
-    """The parameters of a traced step whose new values are known, and what measures both; if not, `why_not`.
-
-    Args:
-      gradients: Those that belong to the step's arguments.
-      has_loops: There are others, of parameters that change in a loop inside the step.
-    """
+    """The parameters of a traced step whose new values are known, and what measures both; if not, `why_not`."""
 
     def __init__(
         self,
@@ -166,7 +161,7 @@ class TracedParams:
         numbers = [x if isinstance(x, float | int | np.generic) else None for x in program.consts]
         self._of = ClosedJaxpr(program.jaxpr, numbers), argument_paths, result_paths, gradients
         self.why_not = "they change in a loop inside the step" if has_loops else ""
-        self.why_not_compiled = ""
+        self.why_not_compiled = ""  # the program that measures them
         self._compiled: Callable[..., Measurement] | None = None
         self._thread: threading.Thread | None = None
 

@@ -65,10 +65,7 @@ _UNKNOWN = Known()
 class Payers(Domain[Known]):
     """Knows from which leaf a value comes, and how it is divided over the devices of a mesh.
 
-    Args:
-      rank: For each argument, its place among those of which one pays, if an operation reads several; the least pays.
-      params: The arguments that are parameters; what is computed from them alone is still the first of them.
-      gradient_of: The result of `gradient_payers`.
+    Of several leaves that an operation reads, that of the least `rank` pays; a function of `params` is still the first.
     """
 
     def __init__(
@@ -237,10 +234,7 @@ def _reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec:
 
 
 def spread_back(visits: Sequence[tuple[Any, Sequence[Known], Followed[Known]]]) -> dict[tuple[int, Any], Spec]:
-    """How values are divided that say nothing themselves, such as masks and zeros: as what is computed from them.
-
-    By the id of the followed jaxpr and the variable.
-    """
+    """How masks and zeros are divided, which say nothing themselves: as what is computed from them, by jaxpr."""
     found: dict[tuple[int, Any], Spec] = {}
     made_in: dict[tuple[int, Any], tuple[int, Any]] = {}  # the same value in the jaxpr of a call
 
@@ -313,40 +307,26 @@ def _back(
 
 @dataclass
 class Level:
-    """A jaxpr of a program, as it runs.
+    """A jaxpr of a program, as it runs."""
 
-    Attributes:
-      phase: "forward", "backward" or "update": of all its equations; "": they are of several.
-      times: How often it runs, on all devices together.
-      turns, loops: How often on one device; and the part of that which is due to loops.
-      is_recomputed: It is the second run of a `jax.checkpoint`.
-      is_transposed: JAX names it as a part of a backward pass.
-      is_local: It is inside a `shard_map`: arrays have the size that they have on one device.
-      is_fused: It is a call of element-wise operations, which XLA fuses like a single one.
-      phases: "forward" for equations on which a loss in it depends, "backward" for others on which a gradient depends.
-      names: The name scopes around it.
-    """
-
-    phase: str = ""
-    times: float = 1
-    turns: float = 1
-    loops: float = 1
-    is_recomputed: bool = False
-    is_transposed: bool = False
-    is_local: bool = False
-    names: tuple[str, ...] = ()
+    phase: str = ""  # "forward", "backward" or "update": of all its equations; "": they are of several
+    times: float = 1  # how often it runs, on all devices together
+    turns: float = 1  # on one device
+    loops: float = 1  # the part of that which is due to loops
+    is_recomputed: bool = False  # it is the second run of a `jax.checkpoint`
+    is_transposed: bool = False  # JAX names it as a part of a backward pass
+    is_local: bool = False  # it is inside a `shard_map`: arrays have the size that they have on one device
+    names: tuple[str, ...] = ()  # the name scopes around it
     place: Place = ()
     live: Collection[int] = ()
-    is_fused: bool = False
-    phases: dict[int, str] = field(default_factory=dict)  # by the id of the equation
+    is_fused: bool = False  # it is a call of element-wise operations, which XLA fuses like a single one
+    # By the id of an equation: "forward" if a loss in it depends on it, else "backward" if a gradient does.
+    phases: dict[int, str] = field(default_factory=dict)
     sources: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def scopes_of(eqn: Any, around: tuple[str, ...] = ()) -> tuple[tuple[str, ...], str]:
-    """The `jax.named_scope`s of an equation and those around it; and its own with transformations, as text.
-
-    Where JAX traces a function again, as for `jax.checkpoint`, it names the scopes around it a second time.
-    """
+    """The `jax.named_scope`s of an equation and around it, each once; and its own with transformations, as text."""
     stack = eqn.source_info.name_stack
     own = [part.name for part in getattr(stack, "stack", ()) if type(part).__name__ == "Scope"]
     own = [name for name in own if name != "rematted_computation"]
@@ -356,17 +336,13 @@ def scopes_of(eqn: Any, around: tuple[str, ...] = ()) -> tuple[tuple[str, ...], 
 
 
 class Levels:
-    """The levels of a program that was followed.
-
-    Attributes:
-      visits: Its equations, also those inside others, with what is known of their operands, and their jaxpr.
-      within: By the id of a jaxpr inside: the jaxpr and its equation that hold it, and its number among those there.
-    """
+    """The levels of a program that was followed."""
 
     def __init__(self, followed: Followed[Known]) -> None:
         self._levels: dict[int, Level] = {}
+        # By the id of a jaxpr inside: the jaxpr and its equation that hold it, and its number among those there.
         self.within: dict[int, tuple[Followed[Known], Any, int]] = {}
-        self.visits = [*self._visits(followed)]
+        self.visits = [*self._visits(followed)]  # equations, with what is known of their operands, and their jaxpr
 
     def _visits(self, followed: Followed[Known]) -> Iterator[tuple[Any, list[Known], Followed[Known]]]:
         for eqn in followed.jaxpr.eqns:

@@ -268,18 +268,12 @@ class Activation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sown:
-    """A sown tree, as known while tracing. Holds descriptions only, no tracer.
+    """A sown tree, as known while tracing. Holds descriptions only, no tracer."""
 
-    Attributes:
-      kind: "grads" of a differentiated function, "cotangents" of a `jax.vjp`, "tap" or `ACTIVATIONS`; "params",
-        "updates" and "received" for what is measured together with a gradient; "loss", which is not measured: it tells
-        which results are the loss.
-      source: The leaves. Its name is the kind, or the name that `tap` was given; "grads (loss)" has the name of the
-        function whose gradients they are.
-    """
-
+    # "grads" of a differentiated function, "cotangents" of a `jax.vjp`, "tap" or `ACTIVATIONS`; "params", "updates" and
+    # "received" for what is measured together with a gradient; "loss", which only tells which results are the loss.
     kind: str
-    source: MeasuredTree
+    source: MeasuredTree  # named as the kind, or as `tap` was told; "grads (loss)" of the function `loss`
     axes: Axes = ()  # of the layers of each leaf that holds some, as `reap` has found them
     activations: tuple[Activation, ...] = ()  # of each value
 
@@ -299,27 +293,18 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reaped:
-    """A sown tree, as known when the whole program has been run. Holds no tracer.
-
-    Attributes:
-      origins: For each sown value, the number of the program argument of which it is the gradient; None if unknown.
-      is_differentiated: The sown values are differentiated themselves, as in a penalty on the norm of a gradient.
-      shards: If the devices of a `shard_map` have parts of whole arrays, how each is divided; else empty.
-      batched: For each `vmap`, the innermost first, the batch axis of each value that a sown value is the gradient of.
-      is_of_last_step: Of a while loop around it, whose number of steps is unknown, only the last step is measured.
-      gradient: For what is measured together with a gradient, such as the updates in a loop, that gradient.
-    """
+    """A sown tree, as known when the whole program has been run. Holds no tracer."""
 
     sown: Sown
     axes: tuple[Axis, ...]  # the leading axes of its packed rows, the outermost first
-    origins: tuple[int | None, ...]
-    is_differentiated: bool = False
+    origins: tuple[int | None, ...]  # the number of the program argument that each value is the gradient of, if known
+    is_differentiated: bool = False  # as in a penalty on the norm of a gradient
     summed_over: frozenset[str] = frozenset()  # the axes of a `shard_map` over which all values have been summed
-    shards: tuple[PartitionSpec, ...] = ()
-    batched: tuple[tuple[int | None, ...], ...] = ()
+    shards: tuple[PartitionSpec, ...] = ()  # how each array is divided, if the devices of a `shard_map` have its parts
+    batched: tuple[tuple[int | None, ...], ...] = ()  # for each `vmap`, the innermost first: the batch axes of origins
     changes_in_loop: bool = False  # the leaves that the values are the gradients of change inside a loop of the program
-    is_of_last_step: bool = False
-    gradient: Sown | None = None
+    is_of_last_step: bool = False  # of a while loop, whose number of steps is unknown
+    gradient: Sown | None = None  # with which this is measured, as an update in a loop
     tagged: Sown | None = None  # the tree as the program sows it
 
     @property
@@ -336,11 +321,7 @@ class Reaped:
 
 
 def sow(kind: str, tree: Any, origins: Any = (), name: str = "grads") -> Any:
-    """Tag the numeric leaves of a tree in the program that is being traced, and return the tree.
-
-    Args:
-      origins: A tree of the values that they are the gradients of. `reap` follows these back to arguments.
-    """
+    """Tag the numeric leaves of a tree in the traced program, as gradients of `origins`, and return the tree."""
     leaves, treedef = jax.tree.flatten(tree)
     origins = jax.tree.leaves(origins)
     source = source_of(tree, name)
@@ -437,10 +418,7 @@ def holds_sown(eqn: Any) -> bool:
 
 
 def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[tuple[Any, frozenset[str]]]]:
-    """The sown gradients of which some are then summed over the devices of a `shard_map`.
-
-    Each device has the gradient of its share of the batch. The user wants the gradient of the whole batch, which is
-    the result of the `psum` or `pmean` that follows.
+    """The sown gradients of which some are then summed over the devices of a `shard_map`, as of the whole batch.
 
     By the number of the equation that sows, for each value: the variable that holds the sum or mean, and the axes of
     the mesh that it is over; the value itself and none where it is not summed.

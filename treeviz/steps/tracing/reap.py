@@ -611,16 +611,11 @@ Scaled = Callable[..., jax.Array]
 
 
 class Reducers(NamedTuple):
-    """Functions that measure the values of one sown tree.
-
-    Attributes:
-      deferred: Used instead of `eager` outside of inner programs such as loops: returns a stand-in for the packed rows.
-      per_device: The same, in a `shard_map` over all axes of its mesh, in which each device has its own arrays.
-    """
+    """Functions that measure the values of one sown tree."""
 
     eager: Reduce  # returns the packed rows
-    deferred: Reduce | None = None
-    per_device: Reduce | None = None
+    deferred: Reduce | None = None  # the same outside of inner programs such as loops: returns a stand-in for the rows
+    per_device: Reduce | None = None  # the same in a `shard_map` over all axes of its mesh
 
 
 def reap(
@@ -646,7 +641,6 @@ def reap(
         or their shape.
       with_params: Also measure the parameters that a gradient inside a loop belongs to, and their updates, if the loop
         changes them.
-      received: What the optimizer receives for each gradient, which is also measured.
       scaled: Computes the packed rows of scaled numbers from the packed rows of the numbers.
       left_out: Collects the names of higher-order primitives without a rule; values sown inside are not measured.
 
@@ -867,10 +861,7 @@ class Run:
         return self.reducers.deferred is not None and not (eqn.params["batched"] or is_read)
 
     def in_loop(self, reaped: Sequence[Reaped], before: Mapping[int, Any], after: Mapping[int, Any]):
-        """Mark gradients in a loop body whose parameters the loop changes, and add these and their updates, with rows.
-
-        `before` and `after`: the carry into and out of a step of the loop, by the number of the body's operand.
-        """
+        """Mark gradients in a loop body whose parameters it changes from `before` to `after`, and measure both, too."""
         known, params, packed = [], [], []
         for r in reaped:
             origins = [origin for origin in r.origins if origin is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +130,7 @@ def _next_arguments(jitted: JittedStep, args: tuple, kwargs: dict[str, Any], res
         left = [part for part in _parts_of_tree(results, 2) if _has_array(part)]
         following = []
         for value in (*args, *kwargs.values()):
-            found = next((part for part in left if _has_array(value) and _are_alike(part, value)), None)
+            found = next((part for part in left if _has_array(value) and _type_of(part) == _type_of(value)), None)
             left = left if found is None else [part for part in left if part is not found]
             is_changed |= found is not None
             following.append(value if found is None else found)
@@ -170,10 +169,9 @@ def _has_array(tree: Any) -> bool:
     return any(isinstance(x, _ARRAYS) and x.size > 1 for x in jax.tree.leaves(tree))
 
 
-def _are_alike(a: Any, b: Any) -> bool:
-    (left, left_tree), (right, right_tree) = jax.tree.flatten(a), jax.tree.flatten(b)
-    types = ([(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves] for leaves in (left, right))
-    return left_tree == right_tree and operator.eq(*types)
+def _type_of(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]
 
 
 def copies(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -361,14 +359,10 @@ class Comparison:
 
     Such a call computes the step a second time, from copies of the arguments that it donates; a thread reads what both
     return. A difference ends it. If the step itself was not compiled yet, another thread lowers and compiles it from
-    the traced program of the instrumented step, while the loop goes on, and then compares that call.
+    the traced program of the instrumented step (`plain`), while the loop goes on, and then compares that call.
 
-    An error of the comparison ends it silently; `watch` says what is not compared.
-
-    Args:
-      plain: The traced program of the instrumented step; None: the loop also runs the step itself.
-      tell: Gets the result, or the size of copies that are too large, in bytes; from any thread.
-      is_urgent: Compare the first call, too.
+    An error of the comparison ends it silently; `watch` says what is not compared. `tell` gets the result, or the size
+    of copies that are too large, from any thread. If it `is_urgent`, the first call is compared, too.
     """
 
     def __init__(

@@ -80,16 +80,7 @@ class Settings(NamedTuple):
 
 
 class InstrumentedPrograms:
-    """The instrumented programs of a step, and which one inspects which call.
-
-    Attributes:
-      jitted: The step.
-      is_exact: The programs measure in a second run; the step itself runs, too.
-      is_single: One program inspects all calls, without a second run.
-      comparison: Compares the results with those of the step itself, once; None if there is nothing to compare.
-      ahead: Compiles the step itself while a program is compiled; None if that is not needed.
-      fixed: The program that inspects all further calls before `fixed_until`; None: ask `of` at each call.
-    """
+    """The instrumented programs of a step, and which one inspects which call."""
 
     def __init__(
         self,
@@ -100,16 +91,16 @@ class InstrumentedPrograms:
     ) -> None:
         self.jitted, self._settings, self._on_traced = jitted, settings, on_traced
         self._options = jit_options(jitted.jitted)
-        self.is_exact = settings.exact is True
+        self.is_exact = settings.exact is True  # the programs measure in a second run; the step itself runs, too
         runs_plain = settings.every != 1 and settings.heavy_every != 1
         self._plain = None if self.is_exact or runs_plain else PlainProgram()
         self._samples_params = settings.updates is None and not settings.heavy_every
         self._light = self.make(settings.statistics, bool(settings.updates), self._samples_params)
         self._heavy = self.make(HISTOGRAM, settings.updates is not False) if settings.heavy_every else None
-        self.is_single = self._heavy is None and not self.is_exact
-        self.fixed: Callable | None = None
+        self.is_single = self._heavy is None and not self.is_exact  # one program inspects all calls
+        self.fixed: Callable | None = None  # inspects all further calls before `fixed_until`; None: ask `of` each time
         self.fixed_until = math.inf
-        self.comparison: Comparison | None = None
+        self.comparison: Comparison | None = None  # with the step itself
         self.ahead = CompileAhead(jitted.step) if runs_plain and jitted.is_plain and not self.is_exact else None
         if not self.is_exact:
             used = [*([self._light] if settings.every else []), *([self._heavy] if self._heavy else [])]
@@ -229,17 +220,7 @@ def watch(
 
 
 class Watched:
-    """A watched step: called like the step, and with its attributes.
-
-    Attributes:
-      step: The step itself.
-      settings: How it is watched.
-      newest: The number of the newest call; before any, one below the first.
-      watches: What is measured, by the name in the measurement; known when the first step was traced.
-      notes: What is not measured besides the gradients, and why.
-      compared: What the comparison with the step itself gave, of the program that differs if one does; None: not yet.
-      trouble: Why the step is not watched any more, or empty. The step itself still runs.
-    """
+    """A watched step: called like the step, and with its attributes."""
 
     def __init__(
         self, step: Callable, jitted: JittedStep | None, record: Record, settings: Settings, trouble: str = ""
@@ -247,10 +228,10 @@ class Watched:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = function_of(step)
         self._name = f"`{step_name(step)}`"  # as it is said in a sentence
-        self.watches: dict[str, Attribution] = {}
-        self.notes: tuple[str, ...] = ()
-        self.compared: Verification | None = None
-        self.trouble = ""
+        self.watches: dict[str, Attribution] = {}  # what is measured, by name; known when the first step was traced
+        self.notes: tuple[str, ...] = ()  # what is not measured besides the gradients, and why
+        self.compared: Verification | None = None  # with the step itself: of the program that differs, if one does
+        self.trouble = ""  # why the step is not watched any more; it still runs
         self._warned: set[str] = set()  # of what
         self._before: Before | None = None
         self._record, self.settings = record, settings
@@ -265,7 +246,7 @@ class Watched:
             self._consensus = ProcessConsensus(step, str(settings), self.newest)
 
     def count_from(self, first: int) -> None:
-        self._numbers, self.newest = itertools.count(first), first - 1
+        self._numbers, self.newest = itertools.count(first), first - 1  # the number of the newest call
 
     def run(self, step: Callable, jitted: JittedStep | None) -> None:
         """Run this step from now on, and make the programs that inspect it."""
@@ -440,11 +421,7 @@ class Watched:
         return self._jitted if self._jitted and jax_private.jit_info(self._jitted.jitted) is info else None
 
     def verify(self, *args, **kwargs) -> Verification:
-        """Compare all bytes of what the step and the program that watches it return; see `GradientInspector.verify`.
-
-        Arguments that are all zero are small numbers from the second run on, since zeros hide how a sum is rounded. If
-        bytes differ, the step is run once more, to tell whether it repeats itself.
-        """
+        """Compare all bytes of what the step and the program that watches it return; see `GradientInspector.verify`."""
         if self._jitted is None or self._programs is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
         program = self._programs.make(self.settings.statistics, bool(self.settings.updates), in_run=False)
