@@ -19,7 +19,7 @@ from jax.extend import core
 from treeviz.analysis.facts import common_mesh, fact_columns, size_columns
 from treeviz.steps.compiles.forecast import inner_name
 from treeviz.steps.compiles.step_arguments import SownStep, path_text, sown_step
-from treeviz.steps.nan_origin.report import frames_of
+from treeviz.steps.tracing.backward_rules import frames_of
 from treeviz.steps.tracing.dataflow import Followed
 from treeviz.steps.tracing.payers import (
     Known,

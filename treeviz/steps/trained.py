@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 from treeviz.analysis.facts import common_mesh, fact_columns, size_columns
 from treeviz.steps.compiles.forecast import called_inside
 from treeviz.steps.compiles.step_arguments import path_text, trace_of_arrays
-from treeviz.steps.nan_origin.report import frames_of, is_jax_jit
+from treeviz.steps.tracing.backward_rules import frames_of, is_jax_jit
 from treeviz.steps.tracing.domains import WHOLE, Path, match_new_params
 from treeviz.steps.tracing.moves import (
     Followed,

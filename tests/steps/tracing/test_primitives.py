@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from watched import same_bytes, watch
 
-from treeviz.steps.nan_origin.replay import Replay, Value
+from treeviz.steps.nan_origin.locate import Replay, Value
 from treeviz.steps.tracing import primitives
 from treeviz.steps.tracing.domains import argument_order, match_new_params
 from treeviz.steps.tracing.primitives import sow, sums_of_sown

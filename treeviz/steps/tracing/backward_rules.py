@@ -1,16 +1,23 @@
-"""Lines of source inside the backward rules of `jax.custom_vjp`."""
+"""Lines of source of a program, also inside the backward rules of `jax.custom_vjp`."""
 
 from __future__ import annotations
 
 import contextlib
+import linecache
+import os
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jaxlib
 from jax.extend import source_info_util
 
 from treeviz.steps.tracing.jax_private import get_ready, traced_anew, transposes
-from treeviz.tree.runtime import Lock
+from treeviz.steps.tracing.primitives import JITS, called_jaxpr, open_jaxpr
+from treeviz.tree.runtime import Lock, cell_of, is_installed
+from treeviz.tree.text import visible
 
 get_ready()
 
@@ -20,7 +27,7 @@ _n_tracing = 0
 _originals: list[tuple[dict, Any, Callable]] = []  # table, primitive and rule, while some thread traces
 
 
-RUNS_RULES = __file__  # the frames of a rule end at one in this file
+_RUNS_RULES = __file__  # the frames of a rule end at one in this file
 
 
 class _RuleOf(str):
@@ -81,3 +88,57 @@ def _with_lines(rule: Callable) -> Callable:
             return rule(*args, **params)
 
     return transpose
+
+
+# Source lines of equations
+
+_JAX = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, jaxlib))
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+class SourceLine(NamedTuple):
+    """A source line; empty if unknown."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    @property
+    def source(self) -> str:
+        return visible(linecache.getline(self.file, self.line).strip(), 200) if self.file else ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return "an unknown place"
+        cell = cell_of(self.file)
+        line = f"{cell}, line {self.line}" if cell else f"{visible(os.path.basename(self.file), 80)}:{self.line}"
+        return f"{line} in {visible(self.function, 80)}"
+
+
+def is_jax_jit(eqn: Any) -> bool:
+    """Whether the equation calls a function that JAX itself has jitted."""
+    if eqn.primitive.name not in JITS:
+        return False
+    inner = open_jaxpr(called_jaxpr(eqn))
+    function_source = getattr(getattr(inner, "debug_info", None), "func_src_info", None)
+    if function_source is not None:
+        return any(folder in function_source for folder in _JAX)
+    # jax 0.4 has no func_src_info; the frames of the equations inside show it
+    tracebacks = (inner_eqn.source_info.traceback for inner_eqn in inner.eqns)
+    frames = (frame for traceback in tracebacks if traceback for frame in traceback.frames)
+    files = (f.file_name for f in frames if f.function_name.rpartition(".")[2] == eqn.params["name"])
+    return next(files, "").startswith(_JAX)
+
+
+def frames_of(traceback: Any) -> list[SourceLine]:
+    """Frames outside JAX, treeviz and the standard library, the innermost first; in a backward rule, only its own."""
+    lines = []
+    for frame in traceback.frames if traceback is not None else ():
+        file = frame.file_name
+        if file == _RUNS_RULES:
+            break
+        standard = file.startswith(_STANDARD) and not is_installed(file)
+        if not file.startswith((*_JAX, _HERE)) and not standard and not file.startswith("<frozen"):
+            lines.append(SourceLine(file, frame.line_num, frame.function_name.rpartition(".")[2]))
+    return lines

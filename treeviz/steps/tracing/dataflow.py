@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class Domain(Generic[V]):
-    """One question about the values of a program. What is known of a value is a `V`, which is never changed in place."""
+    """One question about the values of a program. What is known of each is a `V`, which is never changed in place."""
 
     # The primitives whose programs are followed; the results of all others are what `results` returns.
     enters: AbstractSet[str] = CALLS | {COND, SCAN, SHARD_MAP, WHILE}
