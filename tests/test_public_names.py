@@ -29,7 +29,7 @@ from treeviz.integrations import treescope
 from treeviz.steps.compiles import watch
 from treeviz.steps.findings import find
 from treeviz.steps.recording import history, recorder
-from treeviz.steps.tracing import param_sampling, verify
+from treeviz.steps.tracing import instrumented, verify
 
 NAMES = [name for name in treeviz.__all__ if callable(getattr(treeviz, name))]
 
@@ -209,7 +209,7 @@ def ordinals(n: int) -> list[str]:
     """The inspected steps in which parameters are sampled."""
     steps = [1]
     while len(steps) < n:
-        steps.append(param_sampling.next_sampled(steps[-1]))
+        steps.append(instrumented.next_sampled(steps[-1]))
     return [f"{step:,}{'st' if step == 1 else 'th'}" for step in steps]
 
 

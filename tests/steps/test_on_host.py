@@ -8,7 +8,7 @@ import pytest
 
 from treeviz.analysis.stats import CHUNK
 from treeviz.steps.statistics import LIGHT, unpack
-from treeviz.steps.tracing.param_sampling import reduce_on_host
+from treeviz.steps.tracing.instrumented import reduce_on_host
 
 rng = np.random.default_rng(0)
 

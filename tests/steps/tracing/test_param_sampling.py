@@ -14,8 +14,8 @@ from watched import true_norms
 
 import treeviz as tv
 from treeviz.steps.measure import numbers_of
-from treeviz.steps.tracing import param_sampling
-from treeviz.steps.tracing.param_sampling import next_sampled
+from treeviz.steps.tracing import instrumented as param_sampling
+from treeviz.steps.tracing.instrumented import next_sampled
 from treeviz.steps.tracing.watch import watch
 
 pytestmark = [pytest.mark.oldest_jax, pytest.mark.gpu]
@@ -140,7 +140,7 @@ def test_parameters_that_were_donated_before_they_were_read_are_copied_from_then
             raise RuntimeError("Array has been deleted")
         return np.asarray(array)
 
-    monkeypatch.setattr("treeviz.steps.tracing.param_sampling.whole", whole)
+    monkeypatch.setattr("treeviz.steps.tracing.instrumented.whole", whole)
     watched = watch(jax.jit(descended), lambda measurement, _: beside.append(measurement.sampled_params))
     given = watched(w, x)
     with pytest.raises(RuntimeError, match="were deleted"):

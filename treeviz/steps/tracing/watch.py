@@ -159,7 +159,7 @@ class InstrumentedPrograms:
         return self.jitted.around(make)
 
     def _on_second_run(self, watches: Sequence[Attribution], notes: Sequence[str], effects: set[str]) -> None:
-        from treeviz.steps.tracing.param_sampling import not_sampled
+        from treeviz.steps.tracing.instrumented import not_sampled
         from treeviz.steps.tracing.primitives import DEBUG_CALLBACKS
 
         text = f"exact=True runs the step twice, and with it {', '.join(sorted(effects))}"
