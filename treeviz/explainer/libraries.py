@@ -293,7 +293,15 @@ def explain_scope(error: BaseException) -> Answer:
         return NO_ANSWER
     frames = frames_of(error)
     if cls.__name__ in _NO_COLLECTIONS:
-        return "the variables must be a dict of collections", [*_no_collections(_apply_variables(frames))]
+        given = _apply_variables(frames)
+        lines, params = [], given.get("params")
+        if isinstance(params, Mapping) and "params" in params:
+            lines.append("['params']['params']: the variables are nested twice: pass what is in ['params']")
+        for name, collection in given.items():
+            if not isinstance(collection, Mapping):
+                described = f"[{name!r}]: {describe_value(collection)} in place of a collection"
+                lines.append(f"{described}: pass {{'params': variables}}")
+        return "the variables must be a dict of collections", lines
     frame_vars = frames[-1].f_locals
     if cls.__name__ == "ModifyScopeVariableError":
         path = _keystr([frame_vars["col"], *frame_vars["self"].path, frame_vars["name"]])
@@ -313,15 +321,6 @@ def explain_scope(error: BaseException) -> Answer:
 def _apply_variables(frames: Sequence[types.FrameType]) -> Mapping[str, Any]:
     named = (frame.f_locals.get("variables") for frame in reversed(frames))
     return next(variables for variables in named if isinstance(variables, Mapping))
-
-
-def _no_collections(given: Mapping[str, Any]) -> Iterator[str]:
-    params = given.get("params")
-    if isinstance(params, Mapping) and "params" in params:
-        yield "['params']['params']: the variables are nested twice: pass what is in ['params']"
-    for name, collection in given.items():
-        if not isinstance(collection, Mapping):
-            yield f"[{name!r}]: {describe_value(collection)} in place of a collection: pass {{'params': variables}}"
 
 
 def _missing(given: Mapping[str, Any], keys: Sequence[str]) -> str:

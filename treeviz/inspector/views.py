@@ -74,7 +74,13 @@ def whole_view(
     table = table_of_source(history, source, name)
     _, numbers = history.last(source)
     norm, *others = gradient_columns(table, {source: numbers})
-    measured = [norm, *_optimizer_input(table, history, source), *ratio_columns(table, history, source), *others]
+    received, of_optimizer = sibling_name(source, "received"), list[Column]()
+    known = history.sources.get(received)
+    if received != source and known is not None and known.paths == history.sources[source].paths:
+        step, of_received = history.last(received)
+        if step == history.last(source)[0]:  # measured in the same step
+            of_optimizer = gradient_columns(table, {received: of_received})[:1]
+    measured = [norm, *of_optimizer, *ratio_columns(table, history, source), *others]
     measured += [*activation_columns(table, history, source), *_trained_column(table, history.sources[source])]
     table = table.with_columns(*size_columns(table), *measured)
     summary = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
@@ -119,15 +125,6 @@ def newest_scalars(history: History) -> list[str]:
     newest = history.scalars.last()
     texts = [f"{visible(name, _LONGEST_NAME)} {number_text(value)}" for name, (_, value) in newest.items()]
     return texts[:MOST_PRINTED] + [f"and {len(texts) - MOST_PRINTED} more scalars"] * (len(texts) > MOST_PRINTED)
-
-
-def _optimizer_input(table: TreeTable, history: History, source: str) -> list[Column]:
-    """The norm of the gradients that the optimizer receives, if measured in the same step."""
-    name = sibling_name(source, "received")
-    if name == source or name not in history.sources or history.sources[name].paths != history.sources[source].paths:
-        return []
-    step, numbers = history.last(name)
-    return gradient_columns(table, {name: numbers})[:1] if step == history.last(source)[0] else []
 
 
 def diagnosis(findings: Sequence[Finding], keeps_inputs: bool) -> list[str]:

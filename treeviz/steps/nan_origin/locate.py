@@ -155,7 +155,13 @@ def locate_nan_in(
             if reported.origin.eqn is None:
                 i = reported.origin.leaf
                 return input_origin(names[traced[i]], arrays[i], n_bad - 1, reported.became)
-            origin, traced_names = _forward_site(reported.origin, replay.checks.began), [names[i] for i in traced]
+            origin, traced_names = reported.origin, [names[i] for i in traced]
+            if is_backward(origin) or is_for_backward(origin):
+                # The forward operation of the same line, if it failed too; its result may be unused, as of a loss.
+                place = place_of(origin)[0]
+                earlier = (s for s in replay.checks.began if s.order < origin.order and not inner_jaxprs(s.eqn))
+                candidates = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
+                origin = next((s for s in candidates if not is_for_backward(s)), origin)
             origins: list[NanOrigin] = []
 
             def report(inputs, outputs, device):
@@ -171,16 +177,6 @@ def _order(taint: Taint) -> tuple[int, bool, int]:
     """By the order of its origin; on a tie, what became NaN first is the first."""
     assert taint.origin is not None
     return taint.origin.order, taint.became is None, taint.became.order if taint.became else 0
-
-
-def _forward_site(origin: Site, began: Sequence[Site]) -> Site:
-    """The forward operation of the same line if it failed too. Its result may be unused, as the loss often is."""
-    if not (is_backward(origin) or is_for_backward(origin)):
-        return origin
-    place = place_of(origin)[0]
-    earlier = (s for s in began if s.order < origin.order and not inner_jaxprs(s.eqn))
-    candidates = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
-    return next((s for s in candidates if not is_for_backward(s)), origin)
 
 
 def _check(name: str, leaf: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +62,12 @@ def attribute_gradients(
     owners = {r: _by_origins(r, leaves) for r in gradients}
     if None in owners.values():
         subtrees = _subtrees(arguments)
-        owners = {r: owner or _by_signature(r.sown.source, subtrees) for r, owner in owners.items()}
+        for r in [r for r, owner in owners.items() if owner is None]:
+            source = r.sown.source
+            is_a_number = source.paths == ("",) and source.sizes == (1,)  # as any other argument may be
+            if not is_a_number and (found := subtrees.get(_signature(source))) is not None:
+                expression, first = found
+                owners[r] = expression, tuple(first + i for i, has in enumerate(source.has_number) if has)
     kept = gradients
     if match:  # keep those that the step is most likely trained with
         of_calls = [r for r in gradients if r.sown.kind != "tap"]
@@ -114,14 +119,6 @@ def _by_origins(gradient: Reaped, leaves: Sequence[tuple[str, str]]) -> _Owner |
         name, leaf_path = leaves[origin]
         expressions.add(name + (leaf_path.removesuffix(path) if leaf_path.endswith(path) else ""))
     return ", ".join(sorted(expressions)), origins
-
-
-def _by_signature(source: MeasuredTree, subtrees: Mapping[tuple, tuple[str, int]]) -> _Owner | None:
-    is_a_number = source.paths == ("",) and source.sizes == (1,)  # as any other argument may be
-    if is_a_number or _signature(source) not in subtrees:
-        return None
-    expression, first = subtrees[_signature(source)]
-    return expression, tuple(first + i for i, has in enumerate(source.has_number) if has)
 
 
 def _signature(source: MeasuredTree) -> tuple:

@@ -441,19 +441,17 @@ def sums_of_sown(jaxpr: Jaxpr, axis_sizes: Mapping[str, int]) -> dict[int, list[
             n_devices = math.prod(axis_sizes.get(axis, 1) for axis in axes)
             if name in DEVICE_SUMS:
                 axes |= {axis for axis in eqn.params["axes"] if isinstance(axis, str)}
-            elif n_uses[x] > 1 or not (name in SAME_LEAF or _divides(eqn, n_devices)):
+            elif n_uses[x] > 1:
                 continue
+            elif name not in SAME_LEAF:  # it may divide by the number of devices, and so make a mean of a sum
+                by = eqn.invars[-1]
+                if name not in ("div", "mul") or not isinstance(by, Literal) or n_devices == 1:
+                    continue
+                if not np.all(np.isclose(np.float32(by.val), n_devices if name == "div" else 1 / n_devices)):
+                    continue
             found[place][i] = out if axes or name in DEVICE_SUMS else end, axes
             at[out] = at.pop(x)
     return {n: sums for n, sums in found.items() if any(axes for _, axes in sums)}
-
-
-def _divides(eqn: Any, n: int) -> bool:
-    """Whether an equation divides by the number of devices, and so makes a mean of a sum."""
-    by = eqn.invars[-1]
-    if eqn.primitive.name not in ("div", "mul") or not isinstance(by, Literal) or n == 1:
-        return False
-    return bool(np.all(np.isclose(np.float32(by.val), n if eqn.primitive.name == "div" else 1 / n)))
 
 
 # The parameters of a `shard_map`.
