@@ -13,23 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
 
-from treeviz.steps.reduce import (
-    MOST_NUMBERS,
-    NOTHING,
-    Divided,
-    PerDevice,
-    Rows,
-    Summed,
-    Unreduced,
-    added_up,
-    cosines,
-    has_float64_sums,
-    joined_arrays,
-    measured,
-    numbers_as_they_are,
-    partial_sums,
-    reduce_leaves,
-)
+from treeviz.steps import reduce
 from treeviz.steps.statistics import (
     ACTIVATIONS,
     LIGHT,
@@ -156,11 +140,11 @@ def measure(*, statistics: tuple[str, ...] = LIGHT, stacked: Stacked = (), **tre
     trees = {printable(name): tree for name, tree in sorted(trees.items())}
     sources = {name: source_of(tree, name) for name, tree in trees.items()}
     axes = _axes(sources, stacked)
-    packed = {name: reduce_leaves(_numeric(tree), statistics, axes[name]) for name, tree in trees.items()}
+    packed = {name: reduce.reduce_leaves(_numeric(tree), statistics, axes[name]) for name, tree in trees.items()}
     if LAST in trees and "grads" in trees:
         if jax.tree.structure(trees["grads"]) != jax.tree.structure(trees[LAST]):
             raise ValueError("measure: last_grads has another structure than grads; start with a tree of zeros.")
-        both = cosines(_numeric(trees["grads"]), _numeric(trees[LAST]), axes["grads"])
+        both = reduce.cosines(_numeric(trees["grads"]), _numeric(trees[LAST]), axes["grads"])
         packed["grads"] = jnp.concatenate([packed["grads"], both], axis=1)
     return Measurement(packed, [in_layers(source, axes[name]) for name, source in sources.items()], statistics)
 
@@ -263,7 +247,7 @@ class Layout(NamedTuple):
     statistics: tuple[str, ...]
     results: tuple[MeasuredTree, ...]
     shapes: tuple[tuple[int, ...], ...]  # of the packed rows of each source, then of the counts, if any
-    rows: Rows = Rows()  # of the partial sums
+    rows: reduce.Rows = reduce.Rows()  # of the partial sums
     entries: tuple[tuple[int, ...], ...] = ()  # of each source, the packed rows made of the sums, in their order
     has_words: tuple[bool, ...] = ()  # of each source, whether the words have its other packed rows
 
@@ -277,16 +261,16 @@ class Layout(NamedTuple):
         words = _on_host(words)
         if self.rows.are_numbers:
             n = sum(self.rows.n_rows) + sum(self.rows.of_old)
-            rows, counts = measured(words[..., :n], self.rows)
+            rows, counts = reduce.measured(words[..., :n], self.rows)
         else:
             n = 2 * sum(self.rows.n_rows)
-            rows, counts = added_up(_on_host(summed[0]), words[..., :n], self.rows)
+            rows, counts = reduce.added_up(_on_host(summed[0]), words[..., :n], self.rows)
         others = iter(_parts(words[..., n:], [*itertools.compress(self.shapes, self.has_words)]))
         packed, at = {}, 0
         for source, shape, entries, has in zip(self.sources, self.shapes, self.entries, self.has_words, strict=False):
             own_sums = None if rows is None else rows[..., at : at + len(entries), :]
             whole = *words.shape[:-1], *shape
-            packed[source.name] = _whole(whole, own_sums, entries, next(others) if has else NOTHING)
+            packed[source.name] = _whole(whole, own_sums, entries, next(others) if has else reduce.NOTHING)
             at += len(entries)
         return packed, counts
 
@@ -298,7 +282,7 @@ class LayoutOnDevices(NamedTuple):
     statistics: tuple[str, ...]
     results: tuple[MeasuredTree, ...]
     shapes: tuple[tuple[int, ...], ...]  # of the packed rows of each source
-    summed: tuple[Summed | None, ...]  # of each source, how its partial sums lie; None: it has packed rows alone
+    summed: tuple[reduce.Summed | None, ...]  # of each source, how its partial sums lie; None: it has packed rows alone
     n_arrays: tuple[int, ...]  # of each source
 
     def split(self, *arrays: Any) -> tuple[dict[str, Any], Any]:
@@ -312,9 +296,9 @@ class LayoutOnDevices(NamedTuple):
             sums, words, *others = map(_on_host, own)
             n_rows = sum(summed.rows.n_rows)
             before = (*sums.shape[:-1], sums.shape[-1] // n_rows)
-            found, _ = added_up(sums.reshape(*before, n_rows), words.reshape(*before, 2 * n_rows), summed.rows)
+            found, _ = reduce.added_up(sums.reshape(*before, n_rows), words.reshape(*before, 2 * n_rows), summed.rows)
             shape = *before, *summed.shape
-            rows = _whole(shape, found, summed.entries, others[0].reshape(shape) if others else NOTHING)
+            rows = _whole(shape, found, summed.entries, others[0].reshape(shape) if others else reduce.NOTHING)
             packed[source.name] = rows[..., 0, :, :] if summed.is_alike else rows
         return packed, next(left) if self.results else None
 
@@ -389,38 +373,38 @@ def joined(measurement: Measurement) -> Measurement:
     arrays, (sources, statistics, results) = measurement.tree_flatten()
     packed = [measurement.packed[source.name] for source in sources]
     shapes = tuple(x.shape for x in arrays)
-    if any(isinstance(x, PerDevice) for x in packed):
-        of_sources = [x.arrays if isinstance(x, PerDevice) else (x,) for x in packed]
-        summed = tuple(x.summed if isinstance(x, PerDevice) else None for x in packed)
+    if any(isinstance(x, reduce.PerDevice) for x in packed):
+        of_sources = [x.arrays if isinstance(x, reduce.PerDevice) else (x,) for x in packed]
+        summed = tuple(x.summed if isinstance(x, reduce.PerDevice) else None for x in packed)
         n_arrays = tuple(map(len, of_sources))
         layout = LayoutOnDevices(sources, statistics, results, shapes[: len(packed)], summed, n_arrays)
         return Joined([*itertools.chain(*of_sources), *arrays[len(packed) :]], layout)
     if len(arrays) == 1 or jax.device_count() > 1:
         return measurement
-    return Joined([joined_arrays([x.reshape(-1) for x in arrays])], Layout(sources, statistics, results, shapes))
+    return Joined([reduce.joined_arrays([x.reshape(-1) for x in arrays])], Layout(sources, statistics, results, shapes))
 
 
 def reduces_partially(statistics: tuple[str, ...]) -> bool:
     """Whether trees may be `Unreduced`, of these statistics, and on one device."""
-    return statistics == LIGHT and has_float64_sums() and jax.default_backend() == "cpu"
+    return statistics == LIGHT and reduce.has_float64_sums() and jax.default_backend() == "cpu"
 
 
 def joined_later(measurement: Measurement) -> Measurement:
     """As `joined`, of a measurement with trees that are `Unreduced`; its counts are the results for `partial_sums`."""
     new, old = measurement.counts or ((), ())
     divided = [
-        packed.divided() if isinstance(packed, Unreduced) else Divided([], [], (), packed, packed.shape)
+        packed.divided() if isinstance(packed, reduce.Unreduced) else reduce.Divided([], [], (), packed, packed.shape)
         for packed in measurement.packed.values()
     ]
     leaves = [leaf for tree in divided for leaf in tree.leaves]
     n_layers = [n for tree in divided for n in tree.n_layers]
     arrays = [tree.packed.reshape(-1) for tree in divided if tree.packed is not None]
-    sums, words, rows = list[jax.Array](), list[jax.Array](), Rows()
+    sums, words, rows = list[jax.Array](), list[jax.Array](), reduce.Rows()
     if leaves or new:
         n_numbers = sum([x.size for x in (*leaves, *new, *old) if x is not None])
-        measure_leaves = numbers_as_they_are if n_numbers <= MOST_NUMBERS else partial_sums
+        measure_leaves = reduce.numbers_as_they_are if n_numbers <= reduce.MOST_NUMBERS else reduce.partial_sums
         sums, words, rows = measure_leaves(leaves, new, old, n_layers)
     _, _, entries, packed, shapes = zip(*divided, strict=True)
     has_words = tuple([x is not None for x in packed])
     layout = Layout(measurement.sources, LIGHT, measurement.results, shapes, rows, entries, has_words)
-    return Joined([joined_arrays(parts) for parts in (sums, [*words, *arrays]) if parts], layout)
+    return Joined([reduce.joined_arrays(parts) for parts in (sums, [*words, *arrays]) if parts], layout)

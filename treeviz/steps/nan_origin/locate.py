@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from treeviz.steps.statistics import StopTraining
+from treeviz.steps.tracing import primitives
 from treeviz.steps.tracing.backward_rules import (
     SourceLine,
     call_of_rule,
@@ -29,29 +30,6 @@ from treeviz.steps.tracing.backward_rules import (
     lines_of_backward_rules,
 )
 from treeviz.steps.tracing.dataflow import Domain, Followed, followed_inside
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    CASTS,
-    COMPILED_ONLY,
-    COND,
-    DEBUG_CALLBACKS,
-    ELEMENTWISE,
-    IDENTITY,
-    KEEPS_SIGN_OF_INFINITY,
-    RESHAPES,
-    SCAN,
-    SHARD_MAP,
-    WHILE,
-    bind,
-    called_jaxpr,
-    consts_of,
-    inner_jaxprs,
-    last_uses,
-    open_jaxpr,
-    scan_parts,
-    specs_of,
-    while_parts,
-)
 from treeviz.steps.tracing.reap import shard_map_like, varying_axes
 from treeviz.tree.keys import keystr
 from treeviz.tree.paths import paths_without_boxes
@@ -159,8 +137,8 @@ def locate_nan_in(
             if is_backward(origin) or is_for_backward(origin):
                 # The forward operation of the same line, if it failed too; its result may be unused, as of a loss.
                 place = place_of(origin)[0]
-                earlier = (s for s in replay.checks.began if s.order < origin.order and not inner_jaxprs(s.eqn))
-                candidates = (s for s in earlier if place_of(s)[0] == place and not is_backward(s))
+                earlier = (s for s in replay.checks.began if s.order < origin.order and not is_backward(s))
+                candidates = (s for s in earlier if not primitives.inner_jaxprs(s.eqn) and place_of(s)[0] == place)
                 origin = next((s for s in candidates if not is_for_backward(s)), origin)
             origins: list[NanOrigin] = []
 
@@ -465,7 +443,7 @@ class Devices:
 
     def enter(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
         """The operands of the `shard_map` as values of its body."""
-        in_specs = tuple(specs_of(self._params, "in", self._eqn.invars))
+        in_specs = tuple(primitives.specs_of(self._params, "in", self._eqn.invars))
         split = shard_map_like(self._params, _with_axis, in_specs, tuple(map(self._spec, avals)))
         return list(jax.jit(split)(*operands))
 
@@ -619,14 +597,16 @@ class Checks:
         name = site.eqn.primitive.name
         if bits & NAN and operand_bits & NAN:
             # A constant NaN in another dtype is still a constant.
-            _inherit(taint, [t for t in operands if t.bits & NAN], None if name in CASTS else site)
+            _inherit(taint, [t for t in operands if t.bits & NAN], None if name in primitives.CASTS else site)
             if taint.origin is site:  # some functions, such as `jnp.var`, have a constant NaN that they rarely select
                 self.constant_nans.add(site.order)
         elif bits & NAN:
             _inherit(taint, [t for t in operands if t.bits], site)
             if taint.origin is not site:
                 taint.became = site
-        elif not operand_bits or (name in KEEPS_SIGN_OF_INFINITY and not operand_bits & NAN and bits & ~operand_bits):
+        elif not operand_bits or (
+            name in primitives.KEEPS_SIGN_OF_INFINITY and not operand_bits & NAN and bits & ~operand_bits
+        ):
             taint.origin = site
         else:
             _inherit(taint, operands, None)
@@ -679,7 +659,7 @@ class Replay:
         values: dict[Any, Value] = dict(zip(jaxpr.invars, operands, strict=True))
         consts = [self.constant(x, v) for v, x in zip(jaxpr.constvars, consts, strict=True)]
         values.update((v, Value(x, self.checks.add(x, [], None))) for v, x in zip(jaxpr.constvars, consts, strict=True))
-        freed_after = last_uses(jaxpr)
+        freed_after = primitives.last_uses(jaxpr)
 
         def read(atom) -> Value:
             if isinstance(atom, Literal):
@@ -694,8 +674,8 @@ class Replay:
         return [read(x) for x in jaxpr.outvars]
 
     def inner(self, jaxpr: Any, operands: Sequence[Value], within: Within, eqn: Any, step: int | None = None):
-        opened = open_jaxpr(jaxpr)
-        return self.jaxpr(opened, consts_of(jaxpr), operands, within.inside(eqn, opened, step))
+        opened = primitives.open_jaxpr(jaxpr)
+        return self.jaxpr(opened, primitives.consts_of(jaxpr), operands, within.inside(eqn, opened, step))
 
     def site(self, eqn: Any, within: Within) -> Site:
         self.n += 1
@@ -708,9 +688,9 @@ class Replay:
 
     def equation(self, eqn: Any, operands: list[Value], within: Within) -> list[Value]:
         name = eqn.primitive.name
-        if name in CALLS:
-            return self.inner(called_jaxpr(eqn), operands, within, eqn)
-        if name == COND:
+        if name in primitives.CALLS:
+            return self.inner(primitives.called_jaxpr(eqn), operands, within, eqn)
+        if name == primitives.COND:
             index, *operands = operands
             branches = eqn.params["branches"]
             taken = np.unique(np.clip(jax.device_get(index.array), 0, len(branches) - 1))
@@ -718,18 +698,18 @@ class Replay:
                 return self.inner(branches[int(taken[0])], operands, within, eqn)
             operands = [index, *operands]
         site = self.site(eqn, within)
-        if name in DEBUG_CALLBACKS:  # the user's own run called them already
+        if name in primitives.DEBUG_CALLBACKS:  # the user's own run called them already
             return []
         results = self.run_equation(eqn, [x.array for x in operands])
         self.arrive(site, [x.array for x in operands], eqn.invars, results, eqn.outvars)
-        if name in IDENTITY or name in RESHAPES:  # they produce no new values
+        if name in primitives.IDENTITY or name in primitives.RESHAPES:  # they produce no new values
             return [Value(x, operand.taint) for x, operand in zip(results, operands, strict=False)]
         taints = [x.taint for x in operands]
         values = [Value(x, self.checks.add(x, taints, site)) for x in results]
-        if name in (SCAN, WHILE) or (name == SHARD_MAP and self.devices is None):
+        if name in (primitives.SCAN, primitives.WHILE) or (name == primitives.SHARD_MAP and self.devices is None):
             self.checks.read()
             if any(site in (v.taint.origin, v.taint.became) for v in values):
-                (self.shards if name == SHARD_MAP else self.loop)(eqn, operands, values, within)
+                (self.shards if name == primitives.SHARD_MAP else self.loop)(eqn, operands, values, within)
         return values
 
     def arrive(self, site: Site, operands: Sequence[Any], invars, results: Sequence[Any], outvars) -> None:
@@ -757,14 +737,14 @@ class Replay:
     def run_equation(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
         def run(*operands):
             with eqn.ctx.manager:
-                return bind(eqn, operands)
+                return primitives.bind(eqn, operands)
 
         if self.devices is not None:
             key = self.devices.key_of(eqn)
             if key not in self.compiled:
                 self.compiled[key] = jax.jit(self.on_devices(run, eqn.invars, eqn.outvars))
             return list(self.compiled[key](*operands))
-        if eqn.primitive.name not in COMPILED_ONLY:
+        if eqn.primitive.name not in primitives.COMPILED_ONLY:
             with contextlib.suppress(NotImplementedError):  # e.g. for a collective
                 return run(*operands)
         with eqn.ctx.manager:
@@ -772,10 +752,11 @@ class Replay:
 
     def shards(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
         """As `loop`, inside a `shard_map`, which stays one operation if this JAX cannot run its parts."""
-        body = called_jaxpr(eqn)
+        body = primitives.called_jaxpr(eqn)
         self.devices = Devices(eqn)
         try:
-            inside = self.devices.enter([x.array for x in operands], [v.aval for v in open_jaxpr(body).invars])
+            avals = [v.aval for v in primitives.open_jaxpr(body).invars]
+            inside = self.devices.enter([x.array for x in operands], avals)
             entered = [Value(x, operand.taint) for x, operand in zip(inside, operands, strict=True)]
             inner_values = self.inner(body, entered, within, eqn)
             self.checks.read()
@@ -794,10 +775,10 @@ class Replay:
 
     def loop(self, eqn: Any, operands: list[Value], results: list[Value], within: Within) -> None:
         """Find the origins of non-finite results inside a loop, and set them in the results' taints."""
-        if eqn.primitive.name == SCAN:
-            body, steps = scan_parts(eqn, operands).body, self.scan_steps(eqn, operands)
+        if eqn.primitive.name == primitives.SCAN:
+            body, steps = primitives.scan_parts(eqn, operands).body, self.scan_steps(eqn, operands)
         else:
-            body, steps = while_parts(eqn, operands).body, self.while_steps(eqn, operands)
+            body, steps = primitives.while_parts(eqn, operands).body, self.while_steps(eqn, operands)
         # A step and its check are one program, compiled once.
         one_step = self.on_devices(jaxpr_as_fun(body), body.jaxpr.invars, body.jaxpr.outvars)
         run = jax.jit(lambda *xs: with_bits(one_step(*xs)))
@@ -842,7 +823,7 @@ class Replay:
         return outputs
 
     def scan_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
-        parts = scan_parts(eqn, operands)
+        parts = primitives.scan_parts(eqn, operands)
         carry, length = parts.carry, parts.length
         axis = 0 if self.devices is None else 1
         entry = jax.jit(lambda xs, k: [lax.dynamic_index_in_dim(x, k, axis, keepdims=False) for x in xs])
@@ -856,7 +837,7 @@ class Replay:
 
     def while_steps(self, eqn: Any, operands: list[Value]) -> _Steps:
         """Ends early if the loop continues only on some devices or for some members of a `vmap`."""
-        parts = while_parts(eqn, operands)
+        parts = primitives.while_parts(eqn, operands)
         carry, condition = parts.carry, parts.condition
         continues = self.on_devices(jaxpr_as_fun(condition), condition.jaxpr.invars, condition.jaxpr.outvars)
         continues = jax.jit(continues)
@@ -877,7 +858,7 @@ Axes = tuple[frozenset[int], ...]
 OTHERS = -1
 _NONE: frozenset[int] = frozenset()
 _OTHERS = frozenset([OTHERS])
-_SAME_AXES = ELEMENTWISE | frozenset(
+_SAME_AXES = primitives.ELEMENTWISE | frozenset(
     [
         *("exp2", "expm1", "log1p", "logistic", "pow", "erf", "erf_inv", "erfc", "sin", "cos", "tan", "clamp", "rem"),
         *("sinh", "cosh", "asin", "acos", "atan", "atan2", "cbrt", "floor", "ceil", "round", "is_finite", "lgamma"),
@@ -899,7 +880,7 @@ def _followed(within: Within, until: Any) -> Followed[Axes]:
         ranks = (getattr(v.aval, "ndim", 0) for v in jaxpr.invars)
         axes = [(frozenset([i]), *(_OTHERS,) * (rank - 1))[:rank] for i, rank in enumerate(ranks)]
         return Followed(domain, jaxpr, axes).to(until)
-    if within.eqn.primitive.name == SHARD_MAP:  # an index on a device is not an index of the whole array
+    if within.eqn.primitive.name == primitives.SHARD_MAP:  # an index on a device is not an index of the whole array
         return Followed(domain, jaxpr, [_uniform(v) for v in jaxpr.invars]).to(until)
     outer = _followed(within.outer, within.eqn)
     inner = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
@@ -913,7 +894,7 @@ def _uniform(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:
 class _Entries(Domain[Axes]):
     """Follows along which axes of a value the entries of arguments are."""
 
-    enters = CALLS | {COND, SCAN, WHILE}
+    enters = primitives.CALLS | {primitives.COND, primitives.SCAN, primitives.WHILE}
 
     def unknown(self, atom: Any) -> Axes:
         return _uniform(atom)
@@ -941,7 +922,7 @@ class _Entries(Domain[Axes]):
             return [_RULES[name](eqn, operands)]
         if len(unknown) == 1 and name.startswith("reduce_") and "axes" in eqn.params:
             return [tuple(axis for i, axis in enumerate(operands[0]) if i not in eqn.params["axes"])]
-        if name in IDENTITY:
+        if name in primitives.IDENTITY:
             return list(operands[: len(unknown)])
         if name in ("slice", "dynamic_slice", "split"):  # an axis of unchanged length is whole
             before, *shapes = (v.aval.shape for v in (eqn.invars[0], *eqn.outvars))

@@ -19,19 +19,7 @@ import jax
 import numpy as np
 
 from treeviz.steps.statistics import StopTraining
-from treeviz.steps.tracing.jax_private import (
-    EAGER_OPERATIONS,
-    OPTION_FIELDS,
-    PMAPPED,
-    get_ready,
-    jitted_again,
-    not_taking_calls,
-    original_of,
-    replaced,
-    seeing_gradients,
-    taking_calls,
-    why_no_calls,
-)
+from treeviz.steps.tracing import jax_private
 from treeviz.steps.tracing.jitted import CannotWatch, ran, receives
 from treeviz.steps.tracing.watch import Watched
 from treeviz.tree.text import error_text, guarded, printable_lines
@@ -78,7 +66,7 @@ class Loop(NamedTuple):
 
     def jitted(self) -> Any:
         kind, functions, rest, _ = self
-        (of_functions, of_trees), original = _PARAMETERS[kind], original_of(kind)
+        (of_functions, of_trees), original = _PARAMETERS[kind], jax_private.original_of(kind)
 
         def run(*trees, closed_over):
             given = map(_closing_over, functions, closed_over)
@@ -117,7 +105,7 @@ def current() -> Loop | None:
 
 def seeing_loops() -> contextlib.AbstractContextManager:
     """Within this context `current` knows the loops that a thread calls as `jax.lax.scan` and the like."""
-    return replaced(jax.lax, {kind: _seen(kind) for kind in _PARAMETERS})
+    return jax_private.replaced(jax.lax, {kind: _seen(kind) for kind in _PARAMETERS})
 
 
 @functools.cache
@@ -134,17 +122,17 @@ def _seen(kind: str) -> Callable:
             functions, trees = (tuple(given[name] for name in names) for names in (of_functions, of_trees))
             loop = Loop(kind, functions, rest, trees)
         except (TypeError, KeyError):
-            return original_of(kind)(*args, **kwargs)
+            return jax_private.original_of(kind)(*args, **kwargs)
         loops = _here.loops = getattr(_here, "loops", [])
         loops.append(loop)
         try:
-            return original_of(kind)(*args, **kwargs)
+            return jax_private.original_of(kind)(*args, **kwargs)
         except AsJitted as found:
             (run,) = found.args
         finally:
             loops.pop()
         out = run()
-        return original_of(kind)(*args, **kwargs) if out is None else out[0]
+        return jax_private.original_of(kind)(*args, **kwargs) if out is None else out[0]
 
     # JAX leaves out frames of its own files where it says where the user has called something.
     code = call.__code__.replace(co_filename=inspect.unwrap(original).__code__.co_filename)
@@ -177,7 +165,7 @@ def _closing_over(body: Any, arrays: list[Any]) -> Any:
     return function
 
 
-get_ready()
+jax_private.get_ready()
 
 MOST_STEPS = 16  # that are watched in a block
 MOST_DECIDED = 1024
@@ -202,7 +190,7 @@ class JittedCall(NamedTuple):
     @property
     def key(self) -> tuple:
         """Equal for all that `jax.jit` gives for a function and options."""
-        return (self.function, *(getattr(self.info, field) for field in OPTION_FIELDS))
+        return (self.function, *(getattr(self.info, field) for field in jax_private.OPTION_FIELDS))
 
     @property
     def static(self) -> tuple:
@@ -217,15 +205,15 @@ class JittedCall(NamedTuple):
     @property
     def is_pmapped(self) -> bool:
         """Whether it runs for a function that `jax.pmap` gave."""
-        return getattr(self.function, "__module__", "") == PMAPPED
+        return getattr(self.function, "__module__", "") == jax_private.PMAPPED
 
     def jitted(self) -> Any:
-        return jitted_again(self.function, self.info)
+        return jax_private.jitted_again(self.function, self.info)
 
     @property
     def is_loop(self) -> bool:
         """Whether it is a `lax.scan` or the like that is called outside a jitted function: JAX has traced it before."""
-        is_operation = getattr(self.function, "__module__", "") == EAGER_OPERATIONS
+        is_operation = getattr(self.function, "__module__", "") == jax_private.EAGER_OPERATIONS
         return is_operation and self.name in ("scan", "while", "cond")
 
     @property
@@ -265,7 +253,7 @@ def takes_gradients(call: JittedCall | Loop) -> bool:
         return tree
 
     try:
-        with seeing_gradients(see, "treeviz called"):
+        with jax_private.seeing_gradients(see, "treeviz called"):
             call.jitted().trace(*call.args, **call.kwargs)
     except _GradientSeen:
         return True
@@ -276,7 +264,7 @@ class _InBlock(Watched):
     """A watched step while its inspector watches what is called: a block does not see what it calls itself."""
 
     def __call__(self, /, *args, **kwargs):
-        with not_taking_calls():
+        with jax_private.not_taking_calls():
             return super().__call__(*args, **kwargs)
 
 
@@ -308,7 +296,7 @@ class CalledSteps:
         self._used: Counter[tuple] = Counter()  # how often, in this block
         self._returned: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()  # by id
         self._mark = object()
-        self._trouble, self._has_warned = why_no_calls(), False
+        self._trouble, self._has_warned = jax_private.why_no_calls(), False
 
     @contextlib.contextmanager
     def block(self) -> Iterator[CalledSteps]:
@@ -317,7 +305,7 @@ class CalledSteps:
         with contextlib.ExitStack() as stack:
             if not self._trouble:
                 try:
-                    stack.enter_context(taking_calls(self._take, self._mark))
+                    stack.enter_context(jax_private.taking_calls(self._take, self._mark))
                     stack.enter_context(seeing_loops())
                     stack.enter_context(_in_block([step for step in self._known if type(step) is Watched]))
                 except Exception as error:  # such as another signature of a private function
@@ -396,7 +384,7 @@ class CalledSteps:
 
     def _watch_loop(self, loop: Loop, key: tuple) -> tuple | None:
         """Run a loop as a jitted function that is watched, and give its result, or None if that cannot be."""
-        with not_taking_calls():
+        with jax_private.not_taking_calls():
             try:
                 if key not in self._steps:
                     self._steps[key] = self._watch(loop.jitted(), begins=not self._used, gradients=None)

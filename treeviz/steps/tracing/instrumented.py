@@ -65,6 +65,7 @@ from treeviz.steps.statistics import (
     statistics_of_activations,
     with_dtypes,
 )
+from treeviz.steps.tracing import verify
 from treeviz.steps.tracing.activations import activation_rows, with_activations
 from treeviz.steps.tracing.attribution import Attribution, attribute_gradients, named_arguments, paths_of, split
 from treeviz.steps.tracing.dataflow import Domain, forward
@@ -99,14 +100,6 @@ from treeviz.steps.tracing.reap import (
     measure_step_params,
     reap,
     trained_with,
-)
-from treeviz.steps.tracing.verify import (
-    PlainProgram,
-    bytes_for_copies,
-    copies,
-    in_thread,
-    n_bytes_on_device,
-    options_of_thread,
 )
 from treeviz.tree.keys import keystr
 from treeviz.tree.layers import Stacked, stacked_axes
@@ -292,7 +285,7 @@ def instrumented(
     donate: bool = True,
     only_measure: bool = False,
     samples_params: bool = False,
-    plain: PlainProgram | None = None,
+    plain: verify.PlainProgram | None = None,
 ) -> Callable:
     """A jitted function that returns `(what the function returns, Measurement)`.
 
@@ -764,18 +757,18 @@ class TracedParams:
         if self._thread is not None and self._thread.is_alive():
             return
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (old, new))
-        options = options_of_thread()
+        options = verify.options_of_thread()
 
         def compile_() -> None:
             try:
-                if options_of_thread() == options:
+                if verify.options_of_thread() == options:
                     self._compiled = jax.jit(self._measure).lower(*like).compile()
                 else:
                     self.why_not_compiled = "JAX has options in the thread of the loop alone"
             except Exception as error:
                 self.why_not_compiled = error_text(error)
 
-        self._thread = in_thread(compile_, "compilation")
+        self._thread = verify.in_thread(compile_, "compilation")
 
     def _measure(self, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> Measurement:
         packed, sources = {}, []
@@ -799,7 +792,7 @@ class _InThread:
             except Exception:
                 on_lost()
 
-        self._thread = in_thread(run, "params")
+        self._thread = verify.in_thread(run, "params")
 
     def is_ready(self) -> bool:
         return not self._thread.is_alive()
@@ -898,9 +891,9 @@ class ParamSampling:
         if found and jax.process_count() > 1:
             why_not = "this is a run of several processes"
         elif found and self._donates:
-            n_bytes = n_bytes_on_device(found) * (2 if all(map(lies_on_host, found)) else 1)
-            if n_bytes <= bytes_for_copies():
-                return copies(found)
+            n_bytes = verify.n_bytes_on_device(found) * (2 if all(map(lies_on_host, found)) else 1)
+            if n_bytes <= verify.bytes_for_copies():
+                return verify.copies(found)
             why_not = f"copies of what the step donates would take {n_bytes / 2**30:.2g} GiB of a device"
         if why_not and self._n_calls > 1:  # one call is no run
             self._report(not_sampled(why_not))
@@ -909,7 +902,7 @@ class ParamSampling:
     def _measured(self, params: TracedParams, old: list[jax.Array], out: Any) -> Measurement | None:
         new = params.new_among(out)
         if all(map(lies_on_host, (*old, *new))):
-            return params.on_host(old, copies(new) if self._donates else new, self._copy)
+            return params.on_host(old, verify.copies(new) if self._donates else new, self._copy)
         if params.why_not_compiled:
             self._report(not_sampled(params.why_not_compiled))
         return params.on_device(old, new)
