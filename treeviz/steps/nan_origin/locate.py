@@ -869,7 +869,7 @@ _SAME_AXES = primitives.ELEMENTWISE | frozenset(
 def axes_of_results(eqn: Any, within: Within) -> Sequence[Axes]:
     followed = _followed(within, eqn)
     if eqn.primitive.name in _Entries.enters:
-        return followed_inside(followed.domain, eqn, [followed.read(x) for x in eqn.invars]).results
+        return followed_inside(followed.domain, eqn, [followed.read(x) for x in eqn.invars])[1]
     return followed.domain.results(eqn, [followed.read(x) for x in eqn.invars])
 
 
@@ -883,8 +883,8 @@ def _followed(within: Within, until: Any) -> Followed[Axes]:
     if within.eqn.primitive.name == primitives.SHARD_MAP:  # an index on a device is not an index of the whole array
         return Followed(domain, jaxpr, [_uniform(v) for v in jaxpr.invars]).to(until)
     outer = _followed(within.outer, within.eqn)
-    inner = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
-    return next(program for program in inner.programs if program.jaxpr is jaxpr)
+    inner, _ = followed_inside(domain, within.eqn, [outer.read(x) for x in within.eqn.invars])
+    return next(program for program in inner if program.jaxpr is jaxpr)
 
 
 def _uniform(atom: Any, axis: frozenset[int] = _OTHERS) -> Axes:

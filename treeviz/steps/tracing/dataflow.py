@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from jax.extend.core import Jaxpr, Literal
 
@@ -98,10 +98,9 @@ class Followed(Generic[V]):
             operands.append(self.domain.unknown(x) if known is None else known)
         self.visits.append((eqn, operands))
         if eqn.primitive.name in self.domain.enters:
-            inside = followed_inside(self.domain, eqn, operands)
-            results: Sequence[V] = inside.results
-            self.inside[id(eqn)] = inside.programs
-            for program in inside.programs:
+            results: Sequence[V]
+            self.inside[id(eqn)], results = followed_inside(self.domain, eqn, operands)
+            for program in self.inside[id(eqn)]:
                 self.visits += program.visits
         else:
             results = self.domain.results(eqn, operands)
@@ -122,33 +121,26 @@ class Followed(Generic[V]):
         return [self.read(x) for x in self.jaxpr.outvars]
 
 
-class Inside(NamedTuple, Generic[V]):
-    """What is known inside an equation that holds programs."""
-
-    programs: list[Followed[V]]  # each with what is known of its arguments, in a loop in all turns
-    results: list[V]  # of the equation
-
-
-def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> Inside[V]:
-    """Follow the programs that an equation of `domain.enters` holds."""
+def followed_inside(domain: Domain[V], eqn: Any, operands: Sequence[V]) -> tuple[list[Followed[V]], list[V]]:
+    """The programs that an equation of `domain.enters` holds, followed, a loop in all turns; and its results."""
     name = eqn.primitive.name
     if name == SCAN:
         parts = scan_parts(eqn, operands)
         xs = [domain.entry(x) for x in parts.xs]
         body, carry = _in_all_turns(domain, parts.body, parts.consts, parts.carry, xs)
-        return Inside([body], [*carry, *map(domain.stacked, body.results[len(carry) :])])
+        return ([body], [*carry, *map(domain.stacked, body.results[len(carry) :])])
     if name == WHILE:
         parts = while_parts(eqn, operands)
         body, carry = _in_all_turns(domain, parts.body, parts.body_consts, parts.carry, ())
         condition = Followed(domain, parts.condition, [*parts.cond_consts, *carry]).to()
-        return Inside([condition, body], carry)
+        return [condition, body], carry
     found, taken = programs(eqn, operands), domain.taken(operands[0]) if name == COND else None
     found = found if taken is None else found[taken : taken + 1]
     inside = [Followed(domain, program, arguments).to() for program, arguments in found]
     if len(inside) == 1:
-        return Inside(inside, inside[0].results)
+        return inside, inside[0].results
     of_branches = zip(eqn.outvars, *[branch.results for branch in inside], strict=True)
-    return Inside(inside, [domain.join(values, v) for v, *values in of_branches])
+    return inside, [domain.join(values, v) for v, *values in of_branches]
 
 
 def _in_all_turns(

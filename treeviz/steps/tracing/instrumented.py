@@ -654,9 +654,6 @@ class _Part(NamedTuple):
     gradient: Attribution
     at: slice
 
-    def leaves(self, values: Sequence[Any]) -> list[Any]:
-        return _leaves(self.gradient, values)
-
 
 class TracedParams:
     """The parameters of a traced step whose new values are known, and what measures both; if not, `why_not`."""
@@ -737,8 +734,9 @@ class TracedParams:
             jax.block_until_ready((old, new))
             before, after = ([whole(x) for x in arrays] for arrays in (old, new))
             pairs = [*zip(after, before, strict=True)], [(x,) for x in before]
-            of_parts = [(part.leaves(pairs[not part.is_update][part.at]), part.gradient.layers) for part in self._parts]
-            return np.concatenate([reduce_on_host(*of_part).reshape(-1) for of_part in of_parts])
+            of_parts = [(part.gradient, pairs[not part.is_update][part.at]) for part in self._parts]
+            rows_of = (reduce_on_host(_leaves(gradient, own), gradient.layers) for gradient, own in of_parts)
+            return np.concatenate([rows.reshape(-1) for rows in rows_of])
 
         return Joined([_InThread(rows, on_lost)], self._layout)
 
@@ -775,7 +773,7 @@ class TracedParams:
         for part in self._parts:
             values = differences(new[part.at], old[part.at]) if part.is_update else old[part.at]
             if values is not None:
-                packed[part.source.name] = reduce_leaves(part.leaves(values), LIGHT, part.gradient.layers)
+                packed[part.source.name] = reduce_leaves(_leaves(part.gradient, values), LIGHT, part.gradient.layers)
                 sources.append(part.source)
         return joined(Measurement(packed, sources))
 

@@ -18,8 +18,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from treeviz.analysis.stats import lies_on_host
 from treeviz.steps.measure import paths_in
 from treeviz.steps.tracing.attribution import split
-from treeviz.steps.tracing.jitted import JitOptions, JittedStep
+from treeviz.steps.tracing.jitted import CannotWatch, JitOptions, JittedStep
 from treeviz.steps.tracing.primitives import COND, SCAN, SHARD_MAP, WHILE, equations, sow_p
+from treeviz.tree.text import error_text
 from treeviz.tree.tracers import Tracer, any_traced
 
 _MOST_RUNS = 5
@@ -88,23 +89,20 @@ class Verification:
     __repr__ = __str__
 
 
-class InstrumentedStepFailed(Exception):
-    """The instrumented step raised an error, which is the cause."""
-
-
 def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs: dict[str, Any]) -> Verification:
     """Compare a step with the instrumented step on copies of these arguments, and on those that follow from them."""
     found = Verification(0, ())
     for n_runs in range(1, _MOST_RUNS + 1):
-        expected = _results(jitted, args, kwargs)
+        expected = _results(jitted, jitted.step, jitted.copied((args, kwargs), copy_array))
         ours = jitted.copied((args, kwargs), copy_array)
         try:
             out, _ = instrumented_step(*ours[0], **ours[1])
         except Exception as error:
-            raise InstrumentedStepFailed from error
+            raise CannotWatch(jitted.step, error_text(error)) from error
         found = compare(expected, (out, ours) if jitted.changes_arguments else out)
         if not found:
-            n_unsteady = len(compare(expected, _results(jitted, args, kwargs)).differences)
+            again = _results(jitted, jitted.step, jitted.copied((args, kwargs), copy_array))
+            n_unsteady = len(compare(expected, again).differences)
             return replace(found, n_runs=n_runs, n_unsteady=n_unsteady)
         found = replace(found, n_runs=n_runs)
         following = _next_arguments(jitted, args, kwargs, expected)
@@ -114,10 +112,9 @@ def verify(jitted: JittedStep, instrumented_step: Callable, args: tuple, kwargs:
     return found
 
 
-def _results(jitted: JittedStep, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _results(jitted: JittedStep, step: Any, copies: Any) -> Any:
     """The results of the step for copies of its arguments; and the copies, if it changes them."""
-    copies = jitted.copied((args, kwargs), copy_array)
-    out = jitted.step(*copies[0], **copies[1])
+    out = step(*copies[0], **copies[1])
     return (out, copies) if jitted.changes_arguments else out
 
 
@@ -227,10 +224,6 @@ def _parts(x: Any) -> list[np.ndarray]:
 _LOOPS = (COND, SCAN, SHARD_MAP, WHILE)
 
 
-class TracedOtherwise(Exception):
-    """The program was traced for other arguments, or is not exactly that of the step."""
-
-
 class PlainProgram:
     """Keeps the newest program of a step until it is lowered: what is sown in it is lowered as the identity."""
 
@@ -258,7 +251,7 @@ class PlainProgram:
             # A loop that is differentiated keeps a sown value for the backward pass, beside the value that it equals.
             is_kept = any(p["differentiated"] and any(o.primitive.name in _LOOPS for o in around) for p, around in tags)
             if _signature(args, kwargs) != signature or is_kept or any_traced(program.consts):
-                raise TracedOtherwise
+                raise ValueError("it was traced for other arguments, or is not exactly the program of the step")
             return jax.tree.unflatten(out_tree, jaxpr_as_fun(program)(*split(args, kwargs)[0]))
 
         jitted = options.jit(step)
@@ -470,7 +463,7 @@ class Comparison:
         if self._plain is None:
             self._compile(*copies)
         compiling = [] if self._plain is not None else [*self._threads]
-        expected = [] if compiling else [self._results(copies)]
+        expected = [] if compiling else [_results(self._jitted, self._plain, copies)]
         options = options_of_thread()
 
         def compare_() -> None:
@@ -480,17 +473,12 @@ class Comparison:
                 self._n_compared[step] -= 1  # this thread would run it otherwise: a later call is compared
                 return
             with jax.transfer_guard("allow"):
-                found = compare(expected.pop() if expected else self._results(copies), got)
+                found = compare(expected.pop() if expected else _results(self._jitted, self._plain, copies), got)
             self._tell(found)
             if not found:
                 self.stop()
 
         self._start(compare_)
-
-    def _results(self, copies: Any) -> Any:
-        assert self._plain is not None
-        results = self._plain(*copies[0], **copies[1])
-        return (results, copies) if self._jitted.changes_arguments else results
 
     def _compile(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self._is_compiling, program, self._program = True, self._program, None

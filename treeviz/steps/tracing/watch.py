@@ -33,7 +33,6 @@ from treeviz.steps.tracing.jitted import (
 from treeviz.steps.tracing.verify import (
     Comparison,
     CompileAhead,
-    InstrumentedStepFailed,
     PlainProgram,
     Verification,
     copy_array,
@@ -425,11 +424,7 @@ class Watched:
         if self._jitted is None or self._programs is None:
             raise CannotWatch(self.step, self.trouble.partition(".\n")[0])
         program = self._programs.make(self.settings.statistics, bool(self.settings.updates), in_run=False)
-        try:
-            return verify(self._jitted, program, args, kwargs)
-        except InstrumentedStepFailed as failed:
-            error: Any = failed.__cause__
-            raise CannotWatch(self.step, error_text(error)) from error
+        return verify(self._jitted, program, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "step" not in self.__dict__:
