@@ -28,10 +28,7 @@ _KINDS = ("frozen", "ratio", "underflow")
 
 
 class SampledParams:
-    """Keeps sampled parameters and updates, some numbers per leaf, and records them once they hold a finding.
-
-    So the views of a healthy run have no sparse numbers, and its history uses no memory for them.
-    """
+    """Keeps sampled parameters and updates, and records them once they hold a finding: a healthy run shows none."""
 
     def __init__(self, record: Callable[[Arrived], None], thresholds: Thresholds) -> None:
         self._record, self._thresholds = record, thresholds

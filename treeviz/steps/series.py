@@ -238,10 +238,9 @@ def rolled_norms(table: TreeTable, leaf_norms: np.ndarray) -> np.ndarray:
 
 
 def gradient_columns(table: TreeTable, numbers: Mapping[str, Mapping[str, np.ndarray]]) -> list[Column]:
-    """Return the columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params").
+    """The columns "grads_norm", "grads_nonfinite", …, "updates_ratio" and "grads_ratio" (to "params") of one step.
 
     A row with non-finite values has no norm and is `bad`, since the measured norm covers only finite values.
-    `numbers` are those of one step, as `numbers_of` returns them. ValueError if the number of leaves differs.
     """
     rows = table.measured
     columns: list[Column] = []

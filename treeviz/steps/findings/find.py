@@ -57,8 +57,6 @@ def findings(
 ) -> list[Finding]:
     """The problems in a history, the worst first.
 
-        findings(inspector.history)[0].sentence
-
     Leaves that fail for one cause are one finding, with the leaf that the backward pass reaches first. Consequences of
     a NaN or an explosion are not reported again. In the results of a watched step, a non-finite loss or parameter is
     "nonfinite"; any other result is "result".
@@ -69,13 +67,8 @@ def findings(
     a hundred leaves.
 
     Args:
-      thresholds: The limits; `Thresholds()` by default.
-      kinds: Search for these kinds only; by default for all.
       forward: Paths of leaves in the order in which the model uses them, for all sources or by source name. By default
         the order known from the watched step, or else the order of the paths, with numbers sorted numerically.
-
-    Raises:
-      ValueError: A kind is unknown.
     """
     thresholds = thresholds or Thresholds()
     names = sorted(history.sources, key=lambda name: natural(name) if "#" in name else "")  # "grads #2" before "#10"

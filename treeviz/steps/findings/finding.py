@@ -214,11 +214,7 @@ class Order:
 
     @computed_once
     def layers(self) -> list[list[int]]:
-        """The leaves of each layer, in the order in which the model uses the layers.
-
-        A layer consists of leaves of one parent whose last keys have the same numbers: {"w0": …, "b0": …, "w1": …}
-        holds two layers.
-        """
+        """The leaves of each layer, in the order of use: of one parent, with the same numbers in their last keys."""
         source, groups = self.source, {}
         for leaf, (parent, key, index) in enumerate(map(self.keys, range(len(self.paths)))):
             is_list_item = key[1:-1].isdecimal() and not index  # in a list

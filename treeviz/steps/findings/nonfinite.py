@@ -374,10 +374,7 @@ def underflow(tree: Searched) -> Iterator[Finding]:
 
 
 def _subnormal_fractions(tree: Searched) -> dict[int, float]:
-    """For leaves of 16 bits or less: the fraction of nonzero elements below the dtype's smallest normal number.
-
-    Without a histogram, the fraction is 1 for leaves in which even the largest element has lost half of its digits.
-    """
+    """The fraction of nonzero elements below the normal range, by leaf of 16 bits or less; 1 without a histogram."""
     through = _small_dtypes(tree)
     leaves = {leaf: _exponent(dtype) for leaf, dtype in through.items()}
     histogram = tree.values("histogram").total

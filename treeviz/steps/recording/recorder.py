@@ -39,9 +39,7 @@ _EACH, _SHARE = 64, 0.02  # the number of reads without a time limit; then their
 class Pace:
     """Decides when to read waiting measurements, by their number and by the cost of earlier reads.
 
-    Args:
-      at_once: Read each measurement as soon as it is ready; in a long run, as often as 2 % of the time allows, or when
-        this many wait. 0: read in batches.
+    With `at_once`, when each is ready; in a long run as often as 2 % of the time allows, or when so many wait.
     """
 
     def __init__(self, at_once: int) -> None:

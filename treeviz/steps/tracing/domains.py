@@ -98,9 +98,8 @@ _JOINED = frozenset(["concatenate", "max", "min", "or", "pad", "select_n"])
 def structural_zeros(program: ClosedJaxpr) -> dict[Sown, frozenset[int]]:
     """For each sown tree, the numbers of its values that are zero for any arguments.
 
-    JAX returns zeros as the gradient of a parameter that the loss does not use, or uses only behind `stop_gradient`, a
-    comparison or a rounding. The gradients of a constant that is added to both terms of a difference cancel. Numbers
-    that happen to be zero, as behind a ReLU, do not count.
+    As of a parameter that the loss does not use, or only behind `stop_gradient`, a comparison or a rounding; or of a
+    constant in both terms of a difference. Numbers that happen to be zero, as behind a ReLU, do not count.
     """
     domain = KnownNumber()
     eqns = program.jaxpr.eqns
@@ -195,10 +194,6 @@ def match_new_params(
     Among several candidates, take the one that matches no other argument, else the one at the same path. Without a
     candidate, take a result at the same path that is the sum of another argument and something: the parameter may be a
     rounded copy of a master copy in float32, from which its new value is computed.
-
-    Args:
-      argument_paths: The paths of all arguments of the program. The first key is that of the step's argument.
-      shares: The shares of the arguments in each result, if they are known already.
     """
     shares = _shares_in_results(program, _Sums()) if shares is None else shares
     avals, results = ([*map(shape_and_dtype, variables)] for variables in (program.jaxpr.invars, program.jaxpr.outvars))

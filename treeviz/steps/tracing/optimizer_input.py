@@ -246,10 +246,7 @@ class _Uses:
 
 
 def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
-    """The means `before + (gradient - before) / n` and sums `gradient + before` in the branches of a conditional.
-
-    Each is `gradient` and `before`, operands of the conditional; the new one; and "averaged over the calls so far".
-    """
+    """`before + (gradient - before) / n` or `gradient + before` in a conditional: both, the new one, and how."""
     for branch, operands in programs(eqn, eqn.invars):
         jaxpr = open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))

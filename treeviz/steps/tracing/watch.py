@@ -461,10 +461,6 @@ class ProcessConsensus:
 
     A thread of each process asks the coordinator, not the devices, and answers for its process: a loop goes on
     unmeasured until all watch, and then waits only for their threads. So it cannot hang where a process never watches.
-
-    Args:
-      answer: What must be the same in all.
-      newest: The number of the newest call.
     """
 
     def __init__(self, step: Any, answer: str, newest: int) -> None:
