@@ -12,19 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from treeviz.steps import statistics
 from treeviz.steps.recording.history import History, Timeline
-from treeviz.steps.statistics import (
-    MeasuredTree,
-    is_beside,
-    kind_of,
-    layer_by_layer,
-    natural,
-    result_kind,
-    rms_of,
-    shape_of,
-    sibling_name,
-    wholes,
-)
 from treeviz.tree.facts import Facts
 from treeviz.tree.layers import is_below, is_of_experts
 from treeviz.tree.paths import paths_without_boxes, table_of_paths
@@ -173,7 +162,7 @@ _ROUNDING = 1e-2  # a fraction of the other leaves and of its layer: both, since
 class Order:
     """The paths and layers of a measured tree, in the order in which the model uses its leaves."""
 
-    source: MeasuredTree
+    source: statistics.MeasuredTree
     forward: tuple[str, ...] | None
 
     @computed_once
@@ -186,11 +175,11 @@ class Order:
         """int[leaves]: the position of each leaf in the order in which the model uses them; -1 if unknown."""
         paths, forward, has_stacks = self.source.paths, self.forward, any(self.source.stacks)
         if forward is None and not has_stacks:  # layer 2 comes before layer 10
-            return np.argsort(sorted(range(len(paths)), key=lambda leaf: natural(paths[leaf])))
+            return np.argsort(sorted(range(len(paths)), key=lambda leaf: statistics.natural(paths[leaf])))
         if forward is None:
-            forward = sorted((whole.path for whole in wholes(self.source)), key=natural)
+            forward = sorted((whole.path for whole in statistics.wholes(self.source)), key=statistics.natural)
         if has_stacks and not {*paths} >= {*forward}:  # one layer after the other, also in one model of an ensemble
-            forward = layer_by_layer(forward, self.source)
+            forward = statistics.layer_by_layer(forward, self.source)
         position_of = {path: place for place, path in enumerate(forward)}
         return np.array([position_of.get(path, -1) for path in paths])
 
@@ -235,7 +224,7 @@ class Order:
         groups: dict[tuple[str, int], list[int]] = {}
         for leaf, path in enumerate(self.paths):
             groups.setdefault((pattern(path), self.source.sizes[leaf]), []).append(leaf)
-        return [sorted(leaves, key=lambda leaf: natural(self.paths[leaf])) for leaves in groups.values()]
+        return [sorted(leaves, key=lambda leaf: statistics.natural(self.paths[leaf])) for leaves in groups.values()]
 
 
 _order = lru_cache(maxsize=8)(Order)  # a run is searched again and again
@@ -265,12 +254,12 @@ class Searched:
 
     def sibling(self, kind: str) -> Searched:
         """The tree of another kind in the same step, which may not be measured."""
-        return replace(self, name=sibling_name(self.name, kind))
+        return replace(self, name=statistics.sibling_name(self.name, kind))
 
     def uses(self, *kinds: str) -> list[Searched]:
         """Trees of the inputs or outputs of the same parameters: of the first use, the second …"""
         grads, uses = self.sibling("grads").name, [replace(self, name=name) for name in self.history.sources]
-        return [use for use in uses if kind_of(use.name) in kinds and use.sibling("grads").name == grads]
+        return [use for use in uses if statistics.kind_of(use.name) in kinds and use.sibling("grads").name == grads]
 
     def has(self, statistic: str) -> bool:
         return (self.name, statistic) in self.history.tracks
@@ -285,10 +274,10 @@ class Searched:
 
     @property
     def is_gradient(self) -> bool:
-        return not is_beside(self.name) and not result_kind(self.name)
+        return not statistics.is_beside(self.name) and not statistics.result_kind(self.name)
 
     @property
-    def source(self) -> MeasuredTree:
+    def source(self) -> statistics.MeasuredTree:
         return self.history.sources[self.name]
 
     @property
@@ -344,7 +333,7 @@ class Searched:
     @computed_once
     def is_frozen(self) -> np.ndarray:
         """bool[leaves]: whether the traced step never changes the parameter, although it changes others."""
-        source, none = self.history.sources.get(sibling_name(self.name, "grads")), (False,) * len(self.source.paths)
+        source, none = self.history.sources.get(self.sibling("grads").name), (False,) * len(self.source.paths)
         flags = source.frozen if source and source.paths == self.source.paths else self.source.frozen
         return np.array(none if not flags or all(itertools.compress(flags, self.source.has_number)) else flags, bool)
 
@@ -377,7 +366,7 @@ class Searched:
         """float[leaves]: the median root mean square over time; NaN if too few are above zero."""
         typical = np.full(len(self.source.paths), np.nan)
         if len(self.levels):
-            values = rms_of(np.where(self.levels[:, 1:] > 0, self.levels[:, 1:], np.nan), self.source.sizes)
+            values = statistics.rms_of(np.where(self.levels[:, 1:] > 0, self.levels[:, 1:], np.nan), self.source.sizes)
             has = np.isfinite(values).sum(axis=0) >= 2 * RECENT
             typical[has] = np.nanmedian(values[:, has], axis=0)
         return typical
@@ -424,8 +413,8 @@ class Searched:
             leaves = [leaf for leaf in layer if self.is_judged[leaf] and not is_part[leaf]]
             affected_here = [leaf for leaf in leaves if affected[leaf]]
             if len(affected_here) == 1 and shapes:
-                rank = min(len(shape_of(shapes[affected_here[0]])), 2)
-                others = (shape_of(shapes[leaf]) for leaf in leaves if leaf != affected_here[0])
+                rank = min(len(statistics.shape_of(shapes[affected_here[0]])), 2)
+                others = (statistics.shape_of(shapes[leaf]) for leaf in leaves if leaf != affected_here[0])
                 is_part[affected_here] = any(len(shape) >= rank for shape in others)
         parts, is_part = is_part & affected, np.zeros(len(affected), bool)
         for run in self.runs(affected):

@@ -20,26 +20,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, Literal
 
 from treeviz.steps.reduce import barrier
-from treeviz.steps.tracing.primitives import (
-    CALLS,
-    COND,
-    NO_GRADIENTS,
-    RESHAPES,
-    SAME_LEAF,
-    SCAN,
-    Reaped,
-    Sown,
-    bind,
-    holds_sown,
-    inner_jaxprs,
-    is_scalar,
-    needed,
-    open_jaxpr,
-    programs,
-    scan_parts,
-    size_of,
-    sow_p,
-)
+from treeviz.steps.tracing import primitives
 
 # What an optimizer receives: gradients that are summed over examples or micro-batches, unscaled and clipped.
 
@@ -67,14 +48,14 @@ class Recomputation(NamedTuple):
                 read(x) if isinstance(x, Literal) else values[x] if x in values else read(self.outside.get(x, x))
                 for x in eqn.invars
             ]
-            values.update(zip(eqn.outvars, bind(eqn, operands), strict=True))
+            values.update(zip(eqn.outvars, primitives.bind(eqn, operands), strict=True))
         return values[self.result]
 
 
 class ScaledGradient(NamedTuple):
     """A variable that is a gradient, or a sum of gradients, times scalars."""
 
-    sown: Sown
+    sown: primitives.Sown
     leaf: int  # the number of the value in its tree
     value: Any  # the variable that is scaled
     scale: Scale = ()
@@ -178,7 +159,7 @@ def _scales(atom: Any, made_by: Mapping[Any, Any]) -> set[float]:
             by = as_factor(operands[1])
             product = product * by if name == "mul" else product / by
             products.add(product)
-        elif name not in SAME_LEAF:
+        elif name not in primitives.SAME_LEAF:
             break
         atom = operands[0]
     return {x for x in products if x >= _LEAST and x.hex().startswith("0x1.0000000000000p")}
@@ -191,7 +172,7 @@ def as_factor(number: Literal) -> float:
 
 def is_step_of(sowing: Any, variable: Any, jaxpr: Jaxpr) -> bool:
     """Whether a variable is added to a parameter of the equation that sows, as a gradient times a learning rate is."""
-    if sowing is None or sowing.primitive is not sow_p:
+    if sowing is None or sowing.primitive is not primitives.sow_p:
         return False
     params = {x for x in sowing.invars[sowing.params["n"] :] if not isinstance(x, Literal)}
     sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("add", "add_any", "sub")]
@@ -203,12 +184,12 @@ class _Uses:
     """What a jaxpr does with its arrays, but for uses that lead only to smaller results, such as a norm."""
 
     def __init__(self, program: Any) -> None:
-        self.jaxpr = open_jaxpr(program)
+        self.jaxpr = primitives.open_jaxpr(program)
         self._users: dict[Any, list[Any]] = {}
         used = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
         for eqn in reversed(self.jaxpr.eqns):
-            largest = max([size_of(v) for v in eqn.outvars if v in used], default=0)
-            for x in {x for x in eqn.invars if not isinstance(x, Literal) and 0 < size_of(x) <= largest}:
+            largest = max([primitives.size_of(v) for v in eqn.outvars if v in used], default=0)
+            for x in {x for x in eqn.invars if not isinstance(x, Literal) and 0 < primitives.size_of(x) <= largest}:
                 self._users.setdefault(x, []).append(eqn)
                 used.add(x)
 
@@ -227,15 +208,15 @@ class _Uses:
             return "optimizer" if users else "result"
         (eqn,) = users
         name, at = eqn.primitive.name, [x is variable for x in eqn.invars]
-        out = eqn.outvars[at.index(True) if name in SAME_LEAF else 0]
-        if name in SAME_LEAF | {"neg", "select_n"} or eqn.params.get("name") == "_where":
+        out = eqn.outvars[at.index(True) if name in primitives.SAME_LEAF else 0]
+        if name in primitives.SAME_LEAF | {"neg", "select_n"} or eqn.params.get("name") == "_where":
             return self.role(out)
         if name in ("mul", "div") and sum(at) == 1:
             return "rate" if self.role(out) == "step" else "scaled"
         if name in ("add", "add_any", "sub"):
             return "step" if any(x in self.jaxpr.invars for x in eqn.invars if not isinstance(x, Literal)) else "sum"
         roles = set()
-        for program, operands in programs(eqn, eqn.invars):
+        for program, operands in primitives.programs(eqn, eqn.invars):
             uses = _Uses(program)
             roles |= {uses.role(v) for v, x in zip(uses.jaxpr.invars, operands, strict=True) if x is variable}
         roles = roles - {"result"} or roles  # a branch may leave it alone
@@ -247,14 +228,14 @@ class _Uses:
 
 def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
     """`before + (gradient - before) / n` or `gradient + before` in a conditional: both, the new one, and how."""
-    for branch, operands in programs(eqn, eqn.invars):
-        jaxpr = open_jaxpr(branch)
+    for branch, operands in primitives.programs(eqn, eqn.invars):
+        jaxpr = primitives.open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))
         known: dict[Any, Any] = {**outside}  # a variable -> the operand that it equals, or its "sub" or "div"
         for inner in jaxpr.eqns:
             name = inner.primitive.name
             values = [None if isinstance(x, Literal) else known.get(x) for x in inner.invars]
-            if name in SAME_LEAF:
+            if name in primitives.SAME_LEAF:
                 known.update(zip(inner.outvars, values, strict=False))
             elif name in ("sub", "div"):
                 known[inner.outvars[0]] = (name, *values)
@@ -266,7 +247,7 @@ def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
                         transform = "summed over the calls so far"
                 if not any(x is None or isinstance(x, tuple | Literal) for x in (before, gradient)):
                     made = inner.outvars[0]
-                    recomputed = Recomputation(tuple(needed(jaxpr, [made]).values()), made, outside)
+                    recomputed = Recomputation(tuple(primitives.needed(jaxpr, [made]).values()), made, outside)
                     yield gradient, before, recomputed, transform
 
 
@@ -274,16 +255,16 @@ class OptimizerInputs:
     """What the optimizer receives for each gradient of a program."""
 
     def __init__(self, jaxpr: Any) -> None:
-        self.program = open_jaxpr(jaxpr)
-        self.unclear: dict[Sown, tuple[str, ...]] = {}  # what is done to trees before it is not known what is received
-        self.received_by_jaxpr: dict[int, dict[Sown, Received]] = {}  # by the id of the jaxpr
-        self.unscaled: set[Sown] = set()  # later
-        self.scaled: set[Sown] = set()  # trees whose loss is scaled by a variable, not by a constant
-        self.clipped: set[Sown] = set()  # trees that are only clipped, or scaled by their norms
-        self.scales: dict[Sown, set[float]] = {}  # the constants that multiply the loss of each tree
+        self.program = primitives.open_jaxpr(jaxpr)
+        self.unclear: dict[primitives.Sown, tuple[str, ...]] = {}  # what is done before it is unknown what is received
+        self.received_by_jaxpr: dict[int, dict[primitives.Sown, Received]] = {}  # by the id of the jaxpr
+        self.unscaled: set[primitives.Sown] = set()  # later
+        self.scaled: set[primitives.Sown] = set()  # trees whose loss is scaled by a variable, not by a constant
+        self.clipped: set[primitives.Sown] = set()  # trees that are only clipped, or scaled by their norms
+        self.scales: dict[primitives.Sown, set[float]] = {}  # the constants that multiply the loss of each tree
         _Level(self.program, self).follow()
 
-    def label_of(self, reaped: Reaped) -> tuple[str, str]:
+    def label_of(self, reaped: primitives.Reaped) -> tuple[str, str]:
         """What is measured, "of each example, before unscaling", and what is done to it then; each may be empty."""
         sown = reaped.tagged or reaped.sown
         known = [trees[sown] for trees in self.received_by_jaxpr.values() if sown in trees]
@@ -310,26 +291,28 @@ class _Level:
         self.jaxpr, self.inputs = jaxpr, inputs
         self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self.gradient_of: dict[Any, ScaledGradient] = {}
-        self.starts: dict[Sown, list[Any]] = {}  # the variables of each tree in this jaxpr
+        self.starts: dict[primitives.Sown, list[Any]] = {}  # the variables of each tree in this jaxpr
         self.sown: set[Any] = set()  # variables that are sown values themselves
         self.recomputed: dict[Any, Recomputation] = {}  # sums that are computed in inner jaxprs
         self.sums: dict[Any, tuple[ScaledGradient, Any]] = {}  # a gradient plus another variable
         self.first_equal: dict[Any, Any] = {}  # a scalar -> the first computed in the same way, as for each leaf
         self._computed: dict[tuple, Any] = {}
-        self._depends: dict[tuple[Any, Sown], bool] = {}
+        self._depends: dict[tuple[Any, primitives.Sown], bool] = {}
         self._uses = _Uses(jaxpr)
         self.losses: list[Any] = []  # a stack: the gradient of the last loss comes first
 
     def follow(self) -> None:
         for eqn in self.jaxpr.eqns:
-            if eqn.primitive is sow_p:
+            if eqn.primitive is primitives.sow_p:
                 self._sow(eqn)
-            elif holds_sown(eqn):
+            elif primitives.holds_sown(eqn):
                 for variable, gradient in self._from_inside(eqn):
                     self._add(variable, gradient)
             elif any(not isinstance(x, Literal) and x in self.gradient_of for x in eqn.invars):
                 self._step(eqn)
-            elif len(eqn.outvars) == 1 and is_scalar(eqn.outvars[0]) and not (eqn.effects or inner_jaxprs(eqn)):
+            elif eqn.effects or primitives.inner_jaxprs(eqn):
+                continue
+            elif len(eqn.outvars) == 1 and primitives.is_scalar(eqn.outvars[0]):
                 operands = [str(x.val) if isinstance(x, Literal) else self.first_equal.get(x, x) for x in eqn.invars]
                 key = (eqn.primitive.name, str(eqn.params), *operands)
                 self.first_equal[eqn.outvars[0]] = self._computed.setdefault(key, eqn.outvars[0])
@@ -351,7 +334,7 @@ class _Level:
         elif sown.kind == "grads" and self.losses:
             self.inputs.scales[sown] = _scales(self.losses.pop(), self.made_by)
         batched = [dims for dims in eqn.params["batched"] if any(dim is not None for dim in dims[:n])]
-        if sown.kind in NO_GRADIENTS or len(batched) > 1:
+        if sown.kind in primitives.NO_GRADIENTS or len(batched) > 1:
             return
         # A `vmap` that batches the gradients, but not their parameters, is over examples.
         is_per_example = bool(batched) and None not in batched[0][:n] and set(batched[0][n:]) == {None}
@@ -362,16 +345,16 @@ class _Level:
 
     def _from_inside(self, eqn: Any) -> Iterator[tuple[Any, ScaledGradient]]:
         """The results of a call or a loop that are gradients computed inside it, or sums of them."""
-        levels = [_Level(open_jaxpr(inner), self.inputs) for inner in inner_jaxprs(eqn)]
+        levels = [_Level(primitives.open_jaxpr(inner), self.inputs) for inner in primitives.inner_jaxprs(eqn)]
         for level in levels:
             level.follow()
-        is_scan, inner = eqn.primitive.name == SCAN, levels[0]
-        if not is_scan and eqn.primitive.name not in CALLS:
+        is_scan, inner = eqn.primitive.name == primitives.SCAN, levels[0]
+        if not is_scan and eqn.primitive.name not in primitives.CALLS:
             return
         jaxpr = inner.jaxpr
-        scan = scan_parts(eqn, jaxpr.invars) if is_scan else None
+        scan = primitives.scan_parts(eqn, jaxpr.invars) if is_scan else None
         carry, n = (scan.carry, scan.length) if scan else ((), 1)
-        params = [x for e in jaxpr.eqns if e.primitive is sow_p for x in e.invars[e.params["n"] :]]
+        params = [x for e in jaxpr.eqns if e.primitive is primitives.sow_p for x in e.invars[e.params["n"] :]]
         if scan and inner.reaches(params, {*carry, *scan.xs}):
             return  # each step of the loop is a training step
         for i, (inside, outside) in enumerate(zip(jaxpr.outvars, eqn.outvars, strict=True)):
@@ -390,7 +373,7 @@ class _Level:
         """Follow an equation with a gradient among its operands."""
         name, (first, *rest) = eqn.primitive.name, eqn.invars
         gradient, out = self.gradient(first), eqn.outvars[0]
-        if name in SAME_LEAF:
+        if name in primitives.SAME_LEAF:
             operands = [(v, self.gradient(x)) for v, x in zip(eqn.outvars, eqn.invars, strict=False)]
             self.gradient_of.update((v, gradient) for v, gradient in operands if gradient is not None)
         elif name == "integer_pow" and eqn.params["y"] == 1 and gradient is not None:
@@ -418,7 +401,7 @@ class _Level:
                 if self.gradient(weights) is None and weights.aval.ndim == 1:
                     clipped = CLIPPED if self.depends(weights, gradient.sown) else ""
                     self.gradient_of[out] = gradient.scaled((), True, clipped).summed(out, 1)
-        elif name == COND:  # a mean or sum with the gradients of earlier calls, which are an argument
+        elif name == primitives.COND:  # a mean or sum with the gradients of earlier calls, which are an argument
             for operand, before, made, transform in accumulated(eqn):
                 gradient = self.gradient(operand)
                 if gradient is None or not gradient.is_whole or gradient.axis is not None:
@@ -480,7 +463,7 @@ class _Level:
         self.inputs.scaled.add(gradient.sown)
         return UNSCALED
 
-    def sown_from(self, sown: Sown) -> list[Any]:
+    def sown_from(self, sown: primitives.Sown) -> list[Any]:
         """The operands of the equations that compute a sown tree in this jaxpr."""
         makers = [self.made_by.get(v) for v in self.starts[sown]]
         return [x for eqn in makers if eqn is not None for x in eqn.invars]
@@ -508,21 +491,23 @@ class _Level:
         """The scalar that an atom is, or that all its elements equal; None if there is none."""
         while not isinstance(atom, Literal):
             eqn = self.made_by.get(atom)
-            if eqn is None or eqn.primitive.name not in SAME_LEAF | RESHAPES or size_of(eqn.invars[0]) != 1:
+            if eqn is None or eqn.primitive.name not in primitives.SAME_LEAF | primitives.RESHAPES:
+                break
+            if primitives.size_of(eqn.invars[0]) != 1:
                 break
             atom = eqn.invars[eqn.outvars.index(atom)]
-        if not is_scalar(atom):
+        if not primitives.is_scalar(atom):
             return None
         return atom if isinstance(atom, Literal) else self.first_equal.get(atom, atom)
 
     def _is_along(self, atom: Any, axis: int) -> bool:
         eqn = None if isinstance(atom, Literal) else self.made_by.get(atom)
         if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-            return not is_scalar(atom) and size_of(atom) == getattr(atom.aval, "shape", ())[axis]
+            return not primitives.is_scalar(atom) and primitives.size_of(atom) == getattr(atom.aval, "shape", ())[axis]
         shape = getattr(eqn.invars[0].aval, "shape", ())
         return [to for to, n in zip(eqn.params["broadcast_dimensions"], shape, strict=True) if n > 1] == [axis]
 
-    def depends(self, atom: Any, sown: Sown) -> bool:
+    def depends(self, atom: Any, sown: primitives.Sown) -> bool:
         if (atom, sown) not in self._depends:
             self._depends[atom, sown] = self.reaches([atom], {*self.starts[sown]})
         return self._depends[atom, sown]
@@ -540,7 +525,7 @@ class _Level:
         return False
 
     def _collect(self) -> None:
-        by_tree: dict[Sown, dict[int, ScaledGradient]] = {}
+        by_tree: dict[primitives.Sown, dict[int, ScaledGradient]] = {}
         variables: dict[ScaledGradient, Any] = {}  # the first one: copies follow, and the optimizer's own
         for variable, gradient in self.gradient_of.items():
             if gradient.is_whole and gradient.axis is None:
