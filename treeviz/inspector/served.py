@@ -136,7 +136,19 @@ class _Inspector:
         return first
 
 
-class ServedRun:
+class _Served:
+    """What pages show."""
+
+    _pages: Pages
+
+    def content(self) -> bytes:
+        return self._pages.content()
+
+    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
+        return self._pages.answer(content)
+
+
+class ServedRun(_Served):
     """A run that is followed in its file; `poll` reads what is new, and sends it to the pages."""
 
     def __init__(self, file: Path | Copied, publish: Publish) -> None:
@@ -177,14 +189,11 @@ class ServedRun:
                 self._pages.renew(status)
             return self._pages.content()
 
-    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
-        return self._pages.answer(content)
-
     def close(self) -> None:
         self._panel.close()
 
 
-class TwoServedRuns:
+class TwoServedRuns(_Served):
     """Two runs side by side, which are followed in their files. Rows have no details."""
 
     def __init__(self, files: Sequence[Path | Copied], names: tuple[str, str], publish: Publish) -> None:
@@ -218,9 +227,6 @@ class TwoServedRuns:
     def content(self) -> bytes:
         with self._lock:
             return self._pages.content()
-
-    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
-        return self._pages.answer(content)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -266,7 +272,7 @@ class Server:
         return f"Server({self.url})"
 
 
-class ServedTree:
+class ServedTree(_Served):
     """A checkpoint, whose arrays are read when a page asks for their values."""
 
     def __init__(self, backend: Backend) -> None:
@@ -274,12 +280,6 @@ class ServedTree:
 
     def poll(self) -> str:
         return ""
-
-    def content(self) -> bytes:
-        return self._pages.content()
-
-    def answer(self, content: Any) -> tuple[dict[str, Any], list[bytes]] | None:
-        return self._pages.answer(content)
 
     def close(self) -> None:
         self._backend.close()

@@ -103,11 +103,6 @@ def current() -> Loop | None:
     return None if any_traced(leaves) else loop
 
 
-def seeing_loops() -> contextlib.AbstractContextManager:
-    """Within this context `current` knows the loops that a thread calls as `jax.lax.scan` and the like."""
-    return jax_private.replaced(jax.lax, {kind: _seen(kind) for kind in _PARAMETERS})
-
-
 @functools.cache
 def _seen(kind: str) -> Callable:
     original = getattr(jax.lax, kind)
@@ -306,7 +301,8 @@ class CalledSteps:
             if not self._trouble:
                 try:
                     stack.enter_context(jax_private.taking_calls(self._take, self._mark))
-                    stack.enter_context(seeing_loops())
+                    # `current` knows the loops that are called as `jax.lax.scan` and the like.
+                    stack.enter_context(jax_private.replaced(jax.lax, {kind: _seen(kind) for kind in _PARAMETERS}))
                     stack.enter_context(_in_block([step for step in self._known if type(step) is Watched]))
                 except Exception as error:  # such as another signature of a private function
                     self._trouble = error_text(error)

@@ -352,7 +352,10 @@ def _measured(
     n_uses: Mapping[int, int] = {}
     if activations:
         program, n_uses = unread.attempt(NO_ACTIVATIONS, (program, {}), with_activations, program)
-    reduce = functools.partial(_reduce, statistics)
+
+    def reduce(sown: Sown, values: Sequence[Any]) -> jax.Array:
+        return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
+
     lost = "What the optimizer receives is not distinguished from the gradients"
     received = unread.attempt(lost, None, OptimizerInputs, program)
     scaled = functools.partial(scaled_rows, statistics=statistics)
@@ -529,10 +532,6 @@ def _measurement(named, statistics, results: Sequence[MeasuredTree] = (), counts
     return Measurement(
         {source.name: packed for source, packed in kept}, [source for source, _ in kept], statistics, results, counts
     )
-
-
-def _reduce(statistics, sown: Sown, values: Sequence[Any]) -> jax.Array:
-    return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
 
 
 def _reduce_deferred(sown: Sown, values: Sequence[Any]) -> Unreduced:

@@ -185,16 +185,13 @@ class _Uses:
 
     def __init__(self, program: Any) -> None:
         self.jaxpr = primitives.open_jaxpr(program)
-        self._users: dict[Any, list[Any]] = {}
+        self.users: dict[Any, list[Any]] = {}
         used = {v for v in self.jaxpr.outvars if not isinstance(v, Literal)}
         for eqn in reversed(self.jaxpr.eqns):
             largest = max([primitives.size_of(v) for v in eqn.outvars if v in used], default=0)
             for x in {x for x in eqn.invars if not isinstance(x, Literal) and 0 < primitives.size_of(x) <= largest}:
-                self._users.setdefault(x, []).append(eqn)
+                self.users.setdefault(x, []).append(eqn)
                 used.add(x)
-
-    def is_only(self, eqn: Any, variable: Any) -> bool:
-        return self._users.get(variable) == [eqn]
 
     def role(self, variable: Any) -> str:
         """What a gradient is used for.
@@ -203,7 +200,7 @@ class _Uses:
         an argument, as an update to its parameter; "rate": only scaled before that; "scaled", otherwise; "sum": it is
         added to something else, as to a momentum; "result": none of these; "unclear": it depends on a condition.
         """
-        users = self._users.get(variable, ())
+        users = self.users.get(variable, ())
         if len(users) != 1:
             return "optimizer" if users else "result"
         (eqn,) = users
@@ -433,7 +430,7 @@ class _Level:
                 averaged = tuple(made.replace("summed", "averaged") for made in gradient.transforms)
                 gradient = gradient._replace(transforms=averaged)
             is_open = transform is None and gradient.transforms and gradient.transforms[-1] != CLIPPED
-            if is_open and self._uses.is_only(eqn, operand):
+            if is_open and self._uses.users.get(operand) == [eqn]:
                 roles = ("optimizer", "rate", "scaled", "sum") if name == "div" else ("optimizer",)
                 text = f"{by:g}" if isinstance(by, float) else "a scalar"
                 text = f"divided by {text}" if name == "div" else f"times {text}"
