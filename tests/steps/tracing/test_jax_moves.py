@@ -16,7 +16,7 @@ import pythons
 from compiling import quick_environment
 from moved_names import TABLES, cases, table
 
-from treeviz.explainer import answers
+from treeviz.explainer import explain as answers
 from treeviz.steps.tracing.jax_private import TO_EXPLAIN
 from treeviz.tree.runtime import PrivateName, missing_names
 

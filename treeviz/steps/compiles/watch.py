@@ -280,7 +280,12 @@ def _name(step: Any) -> str:
 
 
 class CompileWatch:
-    """A step whose compilations are watched. It is called like the step and has its attributes."""
+    """A step whose compilations are watched. It is called like the step and has its attributes.
+
+    Attributes:
+      step: The step itself.
+      compiles: The first 1,000 calls that compiled; `print` shows one line per call.
+    """
 
     def __init__(self, step: Callable, parent: CompileWatch | None = None) -> None:
         original = step if parent is None else parent.step
@@ -289,7 +294,7 @@ class CompileWatch:
         if is_partial(original):  # it has no name
             self.__name__ = _name(original)
         self.step, self._of = step, parent
-        self.compiles = CompileLog() if parent is None else parent.compiles  # the first 1,000 calls that compiled
+        self.compiles = CompileLog() if parent is None else parent.compiles
         self._numbers = itertools.count(1) if parent is None else parent._numbers
         self._number = 0  # the number of the newest call
         self._calls: list[Call] = []  # the first call, and those that compiled
