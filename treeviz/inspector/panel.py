@@ -262,7 +262,7 @@ class Progress:
         return not self._rests
 
     def numbers(self, is_running: bool) -> dict[str, int | float | None]:
-        """ "total", "elapsed" in s; if known "step", "done" and "rate", of the last 10 s if it is running."""
+        """The "total", the "elapsed" seconds and, if known, "step", "done" and "rate" (in a run, of the last 10 s)."""
         until = self._clock() if is_running else self._arrived
         numbers: dict[str, int | float | None] = {"total": self._total, "elapsed": round(until - self._began, 3)}
         if self._speed and self._first_step is not None:

@@ -153,7 +153,7 @@ def same_structure(left: Any, right: Any) -> bool:
 def compare_types(
     tree: Any, left: JitType, right: JitType, *, is_right: bool = False, leaves: CompareLeaves = compare_leaves
 ) -> Found:
-    """Compare two types; keys and fields get their names from `tree`, that of `left`, or `right` if `is_right`."""
+    """Compare two types. Keys and fields get their names from `tree`, that of `left`, or of `right` if `is_right`."""
     found: Found = []
     stack: list[tuple[str, Any, JitType, JitType]] = [("", tree, left, right)]
     while stack:

@@ -322,7 +322,7 @@ def _total_ratio(updates: Searched) -> np.ndarray:
 
 
 def largest_updates(tree: Searched, before: int) -> tuple[int, float] | None:
-    """The step before another with the largest updates relative to parameters, and their ratio; None if usual."""
+    """The last step with the largest updates relative to the parameters, and their ratio; None if that is usual."""
     updates, params, grads = (tree.sibling(kind) for kind in ("updates", "params", "grads"))
     if not tree.history.has_ratio(updates.name, params.name):
         return None

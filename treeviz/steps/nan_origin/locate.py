@@ -243,7 +243,7 @@ class KeptInputs:
         step.on_before_call(keep_before_call)
 
     def keep(self, key: Key, inputs: Callable[[], Inputs], read: Callable[[], None]) -> None:
-        """Keep the `inputs` of a step about to run, in place of the oldest one read; with no room, `read`."""
+        """Keep the `inputs` of a step about to run, in place of the oldest that was read. `read` makes room."""
         if self.bad is not None:
             return
         if len(self._unread) >= self.most:

@@ -49,7 +49,7 @@ class Domain(Generic[V]):
         raise NotImplementedError
 
     def join(self, values: Sequence[V], atom: Any) -> V:
-        """What is known of one of several values, as of turns; the same again for the same, or no loop ends."""
+        """What is known of a value that is one of several. Joining the same values again must return the same."""
         return values[0] if all(value == values[0] for value in values[1:]) else self.unknown(atom)
 
     def entry(self, xs: V) -> V:

@@ -319,7 +319,7 @@ def made_by_pmap(step: Any, by: str, vmapped: str) -> CannotWatch:
 
 
 def around_wrapper(with_other: Callable[[Make], Any], make: Make) -> Callable:
-    """Call a library's wrapper, `with_other` than its own `jax.jit`; the measurement bypasses the wrapper."""
+    """Call a library's wrapper with another `jax.jit` inside, by `with_other`; the measurement bypasses it."""
     bypass = threading.local()
 
     def make_without_measurement(function):

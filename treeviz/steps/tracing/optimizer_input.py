@@ -224,7 +224,7 @@ class _Uses:
 
 
 def accumulated(eqn: Any) -> Iterator[tuple[Any, Any, Recomputation, str]]:
-    """`before + (gradient - before) / n` or `gradient + before` in a conditional: both, the new one, and how."""
+    """The means and sums of `gradient` and `before` in the branches of a conditional, each with how it is made."""
     for branch, operands in primitives.programs(eqn, eqn.invars):
         jaxpr = primitives.open_jaxpr(branch)
         outside = dict(zip(jaxpr.invars, operands, strict=True))

@@ -234,7 +234,7 @@ def _reshaped(spec: Spec, before: Sequence[int], after: Sequence[int]) -> Spec:
 
 
 def spread_back(visits: Sequence[tuple[Any, Sequence[Known], Followed[Known]]]) -> dict[tuple[int, Any], Spec]:
-    """How masks and zeros are divided, which say nothing themselves: as what is computed from them, by jaxpr."""
+    """How values without a division of their own, as masks, are divided: as what is computed from them, by jaxpr."""
     found: dict[tuple[int, Any], Spec] = {}
     made_in: dict[tuple[int, Any], tuple[int, Any]] = {}  # the same value in the jaxpr of a call
 

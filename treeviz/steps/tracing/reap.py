@@ -528,7 +528,7 @@ ReduceParams = Callable[[Sown, Sequence[Any]], jax.Array]
 def measure_params(
     reduce: ReduceParams, reaped: Reaped, old: Sequence[Any], new: Sequence[Any] | None
 ) -> list[tuple[Reaped, jax.Array]]:
-    """The "params" of a gradient, and the "updates" if the new values are known; empty if it is that of a slice."""
+    """Measure the "params" of a gradient, and the "updates" if the new values are known; nothing of a slice."""
     source = reaped.sown.source
     shapes = [shape for shape, has in zip(source.shapes, source.has_number, strict=True) if has]
     if [",".join(map(str, shape)) for shape in _sizes_and_shapes(old, reaped.batched)[1]] != shapes:
