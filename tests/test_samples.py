@@ -149,7 +149,7 @@ def test_a_page_carries_the_whole_table(view, shown):
     assert header["headline"] == list(view.table.headline)
     assert len(header["facts"]["kind"][0]) == len({facts.kind for facts in view.table.facts})
     notes = {str(row): [(*note[:3], [*map(list, note.details)]) for note in of] for row, of in view.table.notes.items()}
-    codes, *sent = header["notes"] or [None]
+    codes, *sent = header.get("notes", [None])
     rows = {} if codes is None else {str(row): sent[arrays[codes][row] - 1] for row in np.flatnonzero(arrays[codes])}
     mirrors = set(map(str, header.get("mirrors", [])))  # beside them stands what they are like
     assert {row: [tuple(note[:4]) for note in of] for row, of in rows.items() if row not in mirrors} == notes

@@ -677,5 +677,6 @@ class _Scanner:
             facts=tuple(self._describers.facts.facts),
             notes={row: tuple(notes) for row, notes in sorted(self._notes.items())},
         )
+        has_boxes = bool(self._boxes)  # their keys and facts are not those of their rows
         self.release()
-        return without_unused(table) if self._fair else table, self.nodes
+        return without_unused(table) if self._fair or has_boxes else table, self.nodes

@@ -352,6 +352,7 @@ class _Merging:
         aligned = found.aligned
         self._facts: dict[Facts, int] = {}
         self._keys: dict[Key, int] = {}
+        self._index_of: dict[int, int] = {}  # by the codes of index keys
         self._unknown = np.zeros(len(kept), bool)
         self._unknown[[*found.not_compared]] = True
         self._fact_codes, self._key_codes = self._codes()
@@ -381,10 +382,11 @@ class _Merging:
             known = np.array([self._keys.setdefault(key, len(self._keys)) for key in table.keys])[codes]
             # An index becomes a key, since rows of the other tree may come before it.
             indexed = np.flatnonzero(codes == 0)
-            _, first, index = np.unique(positions[indexed], return_index=True, return_inverse=True)
+            distinct, first, index = np.unique(positions[indexed], return_index=True, return_inverse=True)
             firsts = [table.key(row) for row in rows[indexed[first]].tolist()]
             own = np.array([self._keys.setdefault(key, len(self._keys)) for key in firsts], np.int64)
             known[indexed] = own[index]
+            self._index_of |= zip(own.tolist(), distinct.tolist(), strict=True)
             keys[is_own] = known
         all_facts, known, ways = [*self._facts], dict[tuple[int, Any], int](), self._ways()
         for at in np.flatnonzero(self._kept | self._unknown).tolist():
@@ -438,13 +440,18 @@ class _Merging:
         end = np.searchsorted(rows, aligned.end[rows]).astype(np.int32)
         order, positions = np.argsort(parent, kind="stable"), np.empty(len(parent), np.int32)
         positions[order] = np.arange(len(parent)) - np.searchsorted(parent[order], parent[order])
+        # An index that is the position here as well needs no key.
+        index_of = np.full(len(self._keys), -1)
+        index_of[[*self._index_of]] = [*self._index_of.values()]
+        is_index = index_of[key_codes] == positions
+        is_index[0] = True
         table = TreeTable(
             name=self._left.name,
             depth=depth,
             parent=parent,
             end=end,
             position=positions,
-            key_codes=np.append(0, key_codes[1:] + 1).astype(np.int32),
+            key_codes=np.where(is_index, 0, key_codes + 1).astype(np.int32),
             keys=(Key("[…]", "[…]", "*", ()), *self._keys),
             fact_codes=fact_codes.astype(np.int32),
             facts=tuple(self._facts),

@@ -100,7 +100,8 @@ def pack_patterns(
 
     The first part is the buffer with the number of each row's pattern, 0 for none, and the patterns from 1 on. A
     pattern is the JSON of the notes of its rows in parts; what stands between two parts is the text of a row in a
-    column, by the column's name, or is sent, by the index of a list of texts, one for each row.
+    column, by the column's name, or is sent: by its index among lists, which are a text of all texts or a buffer of
+    numbers.
     """
     rows = [row for row, notes in table.notes.items() if all(note.kind == "differs" for note in notes)][:_MOST]
     by_pattern: dict[tuple[str, ...], list[tuple[int, list[str]]]] = {}
@@ -112,7 +113,7 @@ def pack_patterns(
     for parts, members in by_pattern.items():
         if len({tuple(numbers) for _, numbers in members}) >= _LEAST:
             members.sort()
-            patterns.append(_pattern(parts, members, texts_of))
+            patterns.append(_pattern(parts, members, texts_of, add))
             codes[[row for row, _ in members]] = len(patterns)
     bare = {row: tuple([note._replace(text="", details=()) for note in table.notes[row]]) for row in rows if codes[row]}
     return ([add(codes), *patterns] if patterns else []), bare
@@ -122,10 +123,11 @@ def _pattern(
     parts: Sequence[str],
     members: Sequence[tuple[int, list[str]]],
     texts_of: Sequence[tuple[str, Callable[[int], str]]],
+    add: Callable[[np.ndarray], int],
 ) -> list[Any]:
     rows, numbers = zip(*members, strict=True)
     known: dict[tuple[str, ...], str | int] = {}
-    sent: list[str] = []
+    sent: list[str | int] = []
     pattern: list[str | int] = [parts[0]]
     for texts, after in zip(zip(*numbers, strict=True), parts[1:], strict=True):
         if len({*texts}) == 1:
@@ -135,7 +137,8 @@ def _pattern(
             name = next((name for name, of in texts_of if all(map(str.__eq__, map(of, rows), texts))), None)
             known[texts] = len(sent) if name is None else name
             if name is None:
-                sent.append(" ".join(texts))
+                is_plain = all(text.isdecimal() and len(text) < 10 and text == str(int(text)) for text in texts)
+                sent.append(add(np.array(texts, int)) if is_plain else " ".join(texts))
         pattern += [known[texts], after]
     return [pattern, *sent]
 
@@ -373,11 +376,9 @@ def pack(view: View) -> bytes:
     header = {
         "name": table.name,
         "headline": table.headline,
-        "open": view.depth,
         "rows": [*map(buffers.add, rows)],
         "keys": [0, *map(_key, table.keys[1:])],
         "facts": _facts(table.facts, buffers),
-        "notes": pack_notes(notes.items(), len(table), buffers.add),
         "table": _columns(table, columns, buffers, shown),
         **_values(view.values or {}),
     }
@@ -385,11 +386,13 @@ def pack(view: View) -> bytes:
         header["series"] = pack_series(view.series, buffers.add)
         header["histograms"] = pack_histograms(view.histograms, buffers.add)
         header |= {"scalars": pack_series(view.scalars, buffers.add)} if view.scalars else {}
+    header |= {"open": view.depth} if view.depth is not None else {}
+    header |= {"notes": packed} if (packed := pack_notes(notes.items(), len(table), buffers.add)) else {}
     header |= {"outliers": outliers} if any(outliers) else {}
     header |= {"mirrors": [*like]} if like else {}
     header |= {"blanks": buffers.add(none)} if len(none) else {}
     header |= {"names": table.separator} if table.separator else {}
-    header |= {"diff": {**_difference(view.diff), "texts": texts}} if view.diff is not None else {}
+    header |= {"diff": {**_difference(view.diff, buffers), "texts": texts}} if view.diff is not None else {}
     header["buffers"] = buffers.index
     # What is no character, half a surrogate, is written as its number.
     text = _ENCODER.encode(header).encode(errors="backslashreplace")
@@ -408,13 +411,18 @@ def pack(view: View) -> bytes:
     return b"".join([*packed, deflate.compress(small), deflate.flush()])
 
 
-def _difference(diff: Mapping[str, Any]) -> dict[str, Any]:
-    """With the heights of bars in fifths, as those of columns are."""
-    bars = {
-        row: (first, *([-(-height // 5) for height in side] for side in sides))
-        for row, (first, *sides) in diff["bars"].items()
-    }
-    return {**diff, "bars": bars}
+def _difference(diff: Mapping[str, Any], buffers: _Buffers) -> dict[str, Any]:
+    """With the bars of both sides in fifths, as those of columns are, from the first bin that any row uses.
+
+    The bars are sent as the buffer of the rows, the first bin, and the buffer of uint8[n_bins, 2, n_rows].
+    """
+    rows, bars = [*diff["bars"]], diff["bars"].values()
+    first = min((start for start, *_ in bars), default=0)
+    n_bins = max((start - first + len(left) for start, left, _ in bars), default=0)
+    heights = np.zeros((n_bins, 2, len(rows)), np.uint8)
+    for i, (start, *sides) in enumerate(bars):
+        heights[start - first :][: len(sides[0]), :, i] = -(-np.transpose(sides) // 5)
+    return {**diff, "bars": [buffers.add(np.array(rows, int)), first, buffers.add(heights)]}
 
 
 def _values(values: Mapping[int, str | Mapping[str, Any]]) -> dict[str, Any]:
@@ -440,6 +448,7 @@ class _Buffers:
     def __init__(self) -> None:
         self.index: list[tuple[int, int]] = []  # of each, the code of its type and its length
         self.contents: list[bytes] = []  # padded
+        self.codes: list[tuple[list[int], int]] = []  # of `_coded`, and their buffers
         self._small: dict[tuple[str, bytes], int] = {}
         self._known: dict[int, tuple[int, np.ndarray]] = {}  # arrays are kept alive, so that no id is reused
 
@@ -508,7 +517,7 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     for name in fields:
         if len(levels := dict.fromkeys(by_name[name])) > 1:
             coded[name] = _coded(by_name[name], buffers)
-        else:
+        elif name in _COLUMNS or any(levels):  # a fact that is not sent is empty
             constant = buffers.add_codes([0] * len(facts), 1) if constant is None else constant
             coded[name] = [[*levels], constant] if name in _COLUMNS else [[*levels]]
     return coded
@@ -542,9 +551,22 @@ def _sharding(sharding: Sharding | None) -> tuple | None:
     return text, sharding.replicated, *[pair for pair in pairs if pair[1]]
 
 
-def _coded(values: Sequence[Any], buffers: _Buffers) -> list:
-    levels = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    return [list(levels), buffers.add_codes([levels[value] for value in values], len(levels))]
+def _coded(values: Sequence[Any], buffers: _Buffers, levels: Sequence[Any] = ()) -> list:
+    """The levels, and the buffer with the index of each value: an earlier one, if each of its codes has one value here.
+
+    Args:
+      levels: Those of values that have an order.
+    """
+    known = {value: code for code, value in enumerate(dict.fromkeys(levels or values))}
+    codes = [known[value] for value in values]
+    for others, number in buffers.codes if len(codes) <= _SMALL and not levels else ():
+        by_code = dict(zip(others, values, strict=False))
+        if len(others) == len(codes) and len(by_code) <= 1.1 * len(known) and [*map(by_code.get, others)] == [*values]:
+            return [[*by_code.values()], number]
+    number = buffers.add_codes(codes, len(known))
+    if not levels:  # codes in the order of their first values
+        buffers.codes.append((codes, number))
+    return [[*known], number]
 
 
 def _columns(table: TreeTable, columns: Mapping[str, Column], buffers: _Buffers, shown: set[str]) -> list[list]:
@@ -585,6 +607,7 @@ def _column(table: TreeTable, column: Column, buffers: _Buffers, is_shown: bool,
     codes, more = column.codes, None
     if column.format == "label":
         levels: list | int | None = _labels(table, column, buffers)
+        codes = codes if codes is table.fact_codes else None
     elif column.format == "histogram":
         numbers, more = bars(table, column)
         levels, codes = buffers.add(numbers), None
@@ -623,7 +646,10 @@ def _labels(table: TreeTable, column: Column, buffers: _Buffers) -> list | None:
         facts = [getattr(facts, column.name) for facts in table.facts]
         if labels == ["" if fact is None else str(fact) for fact in facts]:
             return None
-    return _coded(labels, buffers)
+    codes = None if column.codes is table.fact_codes else column.codes
+    of_rows = labels if codes is None else [labels[code] for code in codes.tolist()]
+    # The front end gives each spec of an overlay a hue by its place among the labels.
+    return _coded(of_rows, buffers, labels if "←" in column.help else ())
 
 
 def _is_blank(column: Column) -> bool:

@@ -35,7 +35,7 @@ additions.push({
 function readNotes(tree) {
   const [at, ...patterns] = tree.header.diff.texts;
   const codes = tree.buffers[at] ?? [];
-  const columns = patterns.map(([, ...sent]) => sent.map((texts) => texts.split(" ")));
+  const columns = patterns.map(([, ...sent]) => sent.map((texts) => tree.buffers[texts] ?? texts.split(" ")));
   const counts = {};
   // Which of the rows of its pattern each is.
   const places = Array.from(codes, (code) => (counts[code] = (counts[code] ?? -1) + 1));
@@ -174,10 +174,13 @@ function kindBadges(view) {
 
 /** The magnitudes of both sides of a row, one above the other. @param {View} view @param {number} row */
 function sides(view, row) {
-  const { bars, names } = view.tree.header.diff;
-  if (view.request || !bars[row]) return [];
-  const [first, ...both] = bars[row];
+  const { tree, request } = view;
+  const { bars: [at, first, bins], names } = tree.header.diff;
+  const [rows, heights] = [tree.buffers[at], tree.buffers[bins]];
+  const place = rows.indexOf(row);
+  if (request || place < 0) return [];
+  const both = [0, 1].map((side) => heights.filter((_, i) => i % (2 * rows.length) === side * rows.length + place));
   const edges = [first, first + both[0].length].map((exponent) => h("span", {}, `${exponent}`));
   return [h("figure", { class: "sides" }, h("figcaption", {}, `log₂|x|: ${names[0]} above, ${names[1]} below`),
-    ...both.map((heights, i) => barChart(heights.map((height) => 5 * height), `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
+    ...both.map((side, i) => barChart(side.map((height) => 5 * height), `in the ${names[i]}`)), h("div", { class: "ticks", "aria-hidden": "true" }, ...edges))];
 }

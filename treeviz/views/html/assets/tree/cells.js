@@ -33,9 +33,9 @@ export function scalarText({ tree, rows }, row) {
 }
 
 /** The static fields of a row. @param {Tree} tree @param {number} code of its facts @returns {string[]} */
-export const fieldTexts = (tree, code) => tree.fact(code, "static").map(pairText);
+export const fieldTexts = (tree, code) => [...tree.fact(code, "static")].map(pairText);
 
-const insideTexts = (tree, code) => tree.fact(code, "inside").map(pairText);
+const insideTexts = (tree, code) => [...tree.fact(code, "inside")].map(pairText);
 
 const pairText = ([name, value]) => (name === "…" ? `… ${value}` : `${name}=${value}`);
 

@@ -87,7 +87,7 @@ export class Tree {
       return array;
     }));
     // The notes by their codes, behind the index of the codes.
-    const { notes } = header;
+    const { notes = [] } = header;
     this.hasNotes = notes[0];
     header.notes = {};
     buffers[notes[0]]?.forEach((code, row) => code && (header.notes[row] = notes[code]));
@@ -166,7 +166,7 @@ export class Tree {
 
   /** A field of a record of facts. @param {number} code @param {string} field */
   fact(code, field) {
-    const [levels, codes] = this.facts[field];
+    const [levels, codes] = this.facts[field] ?? [[""]];
     return levels[codes?.[code] ?? 0];
   }
 
