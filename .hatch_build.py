@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from string import ascii_lowercase, ascii_uppercase
+from string import ascii_lowercase
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# Properties of the front end that get short names. A minifier leaves them as they are, since it does not know that only
-# the front end uses them. They are in no text of it: tests/views/html/test_bundle.py reads this list.
+# Properties of the front end that get short names in code, not in texts. A minifier leaves them as they are, since it
+# does not know that only the front end uses them: tests/views/html/test_bundle.py compares them with what Python sends.
 OURS = """
-hits isFlat isNumber factCodes nChildren isHidden keyCodes isFolding unfolded wordIndex openTo emit setStatus
-layOut nHits observer hasChildren detailPlace showBlanks paintHead nPrinted rowAt openFiltered styleBefore
-showDetail seriesView maxDepth isStale lastTop nLeaves nFacts isOpen nSeen goTo filtered placeAmong isLikeNext
-showCount isNarrow setFlat setOpen rankOf isBad reveal pool hidesBlanks isInserted membersOf outlierOf
-keyColumn hasRuns nextHit urgency edition settle reservedWidth selectMatches setFiltering labelLength
-nameInFile moreDetail setFolding openFirst isOfFacts hitNumber standsFor searchBox folds widths header sorting
-ends term runs filtering asked onArrow fold fact field expression place measured quoted rollup words choose
-maxLevels draw spec outlier isLog heatMap bucketAt stride stepsText isRelative valueAt hasNotes nInSight
-warmUp isSlim addsUp sortBy nMore panels isApart isSum growing
+above active addsUp anchor ask asked banner below bucketAt changed choose chosen column columns copier copy depth
+descending detailed detailPlace draw edition element emit ends expression fact factCodes field filtered filtering fit
+fold folds format found goTo grid growing hasChildren hasNotes hasRuns header heatMap help hidesBlanks hitNumber hits
+index isApart isBad isFlat isFolding isHidden isInserted isLikeNext isLog isNarrow isNumber isOfFacts isOpen isRelative
+isSlim isStale isSum kept keyCodes keyColumn keystr labelLength labels lastTop layOut layout level maxDepth maxLevels
+measured membersOf moreDetail most nameInFile nChildren negated nextHit nFacts nHits nInSight nLeaves nMore nPrinted
+nSeen observer onArrow opened openFiltered openFirst openTo order outlier outlierOf paint paintHead panels parent place
+placeAmong pool quoted rankOf reserved reservedWidth resize reveal rollup root rowAt runs savePage search searchBox
+segment selectMatches seriesView setFiltering setFlat setFolding setOpen setStatus settle showBlanks showCount
+showDetail shown sortBy sorting spec standsFor stepsText stride styleBefore template term tree unfold unfolded update
+urgency valueAt view visible warmUp widths wordIndex words
 """
 CONSTANT = re.compile(r"\bconst ([A-Z][A-Z_]+) = ([\d.e_]+);\n?")
 OUR_STYLE = re.compile(r"--(?!jp-|vscode-)[a-z][a-z-]*")  # custom properties that are not the host's
+KEYWORDS = ("as", "do", "if", "in", "is", "of")
+LETTERS = "etnsoiarcldumfpgvbhjkwyxz"  # the most frequent ones of a minified script first
+# A text, a regular expression, or part of the code of a script.
+PIECE = re.compile(
+    r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'"""
+    r"""|(?:(?<=[=(,:!&|?;{}>\n])|(?<=return))\s*/(?![/*])(?:[^/\\[\n]|\\.|\[(?:[^]\\\n]|\\.)*])+/\w*"""
+    r"""|\b[A-Za-z]\w+|.""",
+    re.DOTALL,
+)
+TEMPLATE = re.compile(r"(?:[^`\\$]|\\.|\$(?!\{))*(`|\$\{)", re.DOTALL)
 
 
 def shortened(text: str) -> str:
@@ -35,11 +49,30 @@ def shortened(text: str) -> str:
     styles = sorted(set(OUR_STYLE.findall(text)), key=lambda name: (-text.count(name), name))
     codes = dict(zip(styles, [*ascii_lowercase, *map("".join, product(ascii_lowercase, repeat=2))], strict=False))
     text = OUR_STYLE.sub(lambda name: f"--{codes[name[0]]}", CONSTANT.sub("", text))
-    short = [*ascii_uppercase, *map("".join, product(ascii_lowercase, ascii_uppercase))]
-    words = dict(zip(OURS.split(), short, strict=False)) | numbers
-    text = re.sub(r"\b[A-Za-z]\w+", lambda name: words.get(name[0], name[0]), text)
+    counts = Counter(re.findall(r"\w+", text))
+    ours = sorted(OURS.split(), key=lambda word: -counts[word])
+    free = (name for name in map("".join, product(LETTERS, LETTERS)) if name not in {*counts, *KEYWORDS})
+    text = "".join(in_code(text, dict(zip(ours, free, strict=False)) | numbers))
     # One word for all declarations deflates better.
     return re.sub(r"\bconst (?=[\w{[])", "let ", text)
+
+
+def in_code(text: str, words: dict[str, str]) -> Iterator[str]:
+    """The pieces of a script with other words in its code, not in its texts."""
+    at, braces = 0, [0]  # that are open in the code, and in each template's expression around this place
+    while at < len(text):
+        piece = PIECE.match(text, at)[0]
+        at += len(piece)
+        braces[-1] += {"{": 1, "}": -1}.get(piece, 0)
+        yield words.get(piece, piece)
+        if piece == "`" or braces[-1] < 0:
+            if piece == "}":
+                braces.pop()
+            literal = TEMPLATE.match(text, at)
+            at = literal.end()
+            yield literal[0]
+            if literal[1] == "${":
+                braces.append(0)
 
 
 def packed(text: str, shortens: bool = True) -> bytes:

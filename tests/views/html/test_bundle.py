@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,24 @@ def test_every_kind_of_row_has_a_sign_of_its_own():
     assert len({_SIGNS[kind] for kind in KINDS.keys() - squares}) == len(KINDS) - len(squares)
 
 
-def test_what_a_wheel_shortens_is_no_text_and_no_style():
-    (words,) = re.findall(r'OURS = """(.*?)"""', (HOUSE / ".hatch_build.py").read_text("utf-8"), re.DOTALL)
-    styles = "".join(path.read_text("utf-8") for path in ASSETS.rglob("*.css"))
-    scripts = "".join(path.read_text("utf-8") for path in ASSETS.rglob("*.js"))
+HOOK = runpy.run_path(str(HOUSE / ".hatch_build.py"))
+
+
+def test_what_a_wheel_shortens_is_nothing_that_python_sends_and_no_key_of_a_text():
+    ours = {*HOOK["OURS"].split()}
     sent = (HOUSE / "treeviz/views/html/payload.py").read_text("utf-8")
-    found = set(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", styles, flags=re.DOTALL))) | set(
-        re.findall(r"[\"'](\w+)[\"']", scripts + sent)
-    )
+    assert not ours & {*re.findall(r"[\"'](\w+)[\"']", sent)} and len(ours) > 50
     for path in {*ASSETS.rglob("*.js")} - {ASSETS / "serve" / "site.js"}:  # which is only minified
-        for line in path.read_text("utf-8").splitlines():
-            for text in [] if re.match(r" *(//|/?\*|import )", line) else re.findall(r'"[^"]*"|`[^`]*`', line):
-                found |= {*re.findall(r"\w+", re.sub(r"\$\{([^{}]|\{.*?\})*(\}|$)", " ", text))}
-    assert not found & {*words.split()} and len(words.split()) > 50
+        text = re.sub(r"/\*.*?\*/|^ *//.*?$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        assert not ours & {*re.findall(r"\bdataset\.(\w+)|\[\"(\w+)\"]", text)}, path
+        for attributes in re.findall(r"\bh\(\s*\"[a-z]+\",\s*\{([^{}]*)", text):
+            assert not ours & {*re.findall(r"(?<![\w-])(\w+):", attributes)}, path
+
+
+def test_a_wheel_shortens_words_in_code_and_leaves_texts_as_they_are():
+    for code, short in (
+        ("x.tree = `tree ${{ a: view.tree, b: `${tree}}` }} tree`", "x.t = `tree ${{ a: view.t, b: `${t}}` }} tree`"),
+        ("""/[/"]tree/.test("tree'") ? 'tree"' : tree / 2""", """/[/"]tree/.test("tree'") ? 'tree"' : t / 2"""),
+        ("return /tree/ + tree / 2 / tree", "return /tree/ + t / 2 / t"),
+    ):
+        assert "".join(HOOK["in_code"](f"\n{code}", {"tree": "t"})) == f"\n{short}"

@@ -2,7 +2,7 @@
 // Reads bytes from the text that `as_text` in bundle.py makes of them.
 
 /** @param {string} text @returns {Uint8Array} */
-export function bytesOf(text) {
+export const bytesOf = (text) => {
   const bytes = new Uint8Array((text.length * 13) / 16);
   let at = 0;
   let word = 0;
@@ -20,4 +20,4 @@ export function bytesOf(text) {
     }
   }
   return bytes;
-}
+};
