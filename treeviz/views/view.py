@@ -61,19 +61,22 @@ class View:
 
     @computed_once
     def part(self) -> str:
-        """The front end that its page needs in addition to the tree: "series", "diff", "values" or "drawn".
+        """The front end that its page needs in addition to the tree, one of `PARTS` of views/html/bundle.py.
 
-        "" for none. The front end of differences also shows findings, and "drawn" includes it.
+        That of differences also shows findings.
         """
         if not all(isinstance(shown, str) for shown in (self.values or {}).values()):
             return "drawn"
-        has_findings = any(note.severity for notes in self.table.notes.values() for note in notes)
-        if self.series or self.diff is not None or has_findings:
-            return "series" if self.series else "diff"
-        for column in (*self.columns, *self.table.columns.values()):
-            if column.format in ("number", "histogram") or column.name.endswith(("norm", "rms", ".dtype")):
-                return "values"
-        return "values" if self.values else ""
+        if self.series:
+            return "series"
+        formats = ("histogram", "number")[: 2 - (self.diff is not None)]  # whose numbers are no statistics of arrays
+        has_values = bool(self.values) or any(
+            column.format in formats or column.name.endswith(("norm", "rms", ".dtype"))
+            for column in (*self.columns, *self.table.columns.values())
+        )
+        if self.diff is not None or any(note.severity for notes in self.table.notes.values() for note in notes):
+            return "checked" if has_values else "diff"
+        return "values" if has_values else ""
 
     @property
     def columns_without_last_value(self) -> tuple[Column, ...]:

@@ -27,10 +27,11 @@ _TREE = (
 )
 _VALUES = (*_TREE, "values/values.js")
 _SERIES = (*_VALUES, "series/series_view.js")
-_DIFF = (*_VALUES, "findings/findings.js", "diff/diff.js")
-_DRAWN = (*_DIFF, "drawn/drawing.js")  # for values that treescope cannot draw
+_DIFF = (*_TREE, "findings/findings.js", "diff/diff.js")
+_CHECKED = (*_DIFF, "values/values.js")
+_DRAWN = (*_CHECKED, "drawn/drawing.js")  # for values that treescope cannot draw
 # The entry modules of a page, by `View.part`.
-PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF, "drawn": _DRAWN}
+PARTS = {"": _TREE, "values": _VALUES, "series": _SERIES, "diff": _DIFF, "checked": _CHECKED, "drawn": _DRAWN}
 _WIDGET = (*_SERIES, "diff/diff.js", "widget/details.js", "widget/widget.js")  # anywidget loads the last one
 _SITE = ("serve/site.js",)  # the pages of `treeviz serve`, which show a run by the widget's module
 _EXPORTS = ("export function mount(", "export default ")
@@ -43,8 +44,8 @@ def module_text(part: str = "") -> str:
 
     Args:
       part: What to add to the tree. "values": histograms, bars of norms, numbers side by side. "series": these,
-        sparklines, the heat map and charts. "diff": values, differences and findings. "drawn": all of "diff", and
-        drawings of values that treescope cannot draw.
+        sparklines, the heat map and charts. "diff": differences and findings. "checked": these and
+        values. "drawn": all of "checked", and drawings of values that treescope cannot draw.
     """
     return _joined(PARTS[part])
 

@@ -6,7 +6,8 @@ import { otherTrees, sideBySide } from "./beside.js";
 import { drawHistograms, histogram } from "./histograms.js";
 import { isNorm, outlierOf, shareOfNorm } from "./norms.js";
 
-additions.push({ name: "values", start: addValues });
+// After the findings it is the last of another part: see PARTS in bundle.py.
+additions.push({ name: additions[0] ? "checked" : "values", start: addValues });
 
 /** @param {import("../tree/view.js").View} view */
 function addValues(view) {
@@ -27,7 +28,8 @@ function addValues(view) {
     drawHistograms(column);
   }
   rows.outlierOf = (row) => outlierOf(rows.folds, row);
-  view.moreDetail = (row) => [...pageOf(header.values, row), ...sideBySide(view, row, others)];
+  const { moreDetail } = view;
+  view.moreDetail = (row) => [...moreDetail(row), ...pageOf(header.values, row), ...sideBySide(view, row, others)];
   view.on("detail", (row) => row >= 0 && view.detailPlace.firstElementChild?.append(...histograms.map((column) => histogram(column, row))));
 }
 
