@@ -108,7 +108,7 @@ def test_runs_of_alike_siblings_are_those_of_the_rule(parts, case):
         """async ([text, wrong, nan]) => {
             await load(text);
             if (tree.facts.differs) tree.header.diff = { runs: () => parts.differingRuns(tree) };
-            const { runs, isHidden } = new parts.Folds(tree, wrong, nan);
+            const { runs, isHidden } = new parts.Folds({ tree, unfolded: new Set(), isFolding: true }, wrong, nan);
             const folded = [...runs].sort(([a], [b]) => a - b).map(([, { label, rows }]) => ({ label, rows }));
             return { folded, shown: [...isHidden.keys()].filter((row) => !isHidden[row]) };
         }""",
@@ -172,7 +172,7 @@ def test_folds_are_those_of_python_for_every_small_tree(parts):
             const told = [];
             for (const text of texts) {
                 await load(text);
-                const { isHidden, runs } = new parts.Folds(tree, [], []);
+                const { isHidden, runs } = new parts.Folds({ tree, unfolded: new Set(), isFolding: true }, [], []);
                 const labels = [...runs.values()].map(({ label }) => label);
                 told.push([[...isHidden.keys()].filter((row) => !isHidden[row]), labels.sort()]);
             }
@@ -1013,7 +1013,16 @@ def with_extra(key, value=1.0):
     return moved() | {key: np.full(3, value)}
 
 
+def with_counts():
+    """As of what a step costs: large arrays, and numbers that are no sizes."""
+    table = treeviz.walk({f"layer{i}": {"kernel": jax.ShapeDtypeStruct((128_256, 8192), "float32")} for i in range(3)})
+    names = ("forward", "backward", "kept", "moved")
+    counts = [Column(name, name, np.full(len(table), 1e9), format="count", rollup="max") for name in names]
+    return View(table.with_columns(*counts), counts)
+
+
 ASKED = {
+    "counts": (with_counts, ["forward"]),
     "other trees": (lambda: treeviz.render(model(), grads=model(), stats=True), ["rms"]),
     "statistics": (lambda: treeviz.render(model(), stats=True), ["rms"]),
     "statistics with a NaN": (lambda: treeviz.render(with_extra("e", np.nan), stats=True), ["NaN"]),
@@ -1035,10 +1044,11 @@ ASKED = {
 @pytest.mark.parametrize("what", ASKED)
 def test_what_was_asked_for_comes_first_where_not_all_columns_fit(open_page, what):
     make, asked = ASKED[what]
-    page = opened(open_page(make().html(), width=480))
+    view = make()
+    page = opened(open_page(as_page(view) if type(view) is View else view.html(), width=480))
     heads = page.locator(".head button")
     titles = heads.all_inner_texts()
-    first = ["type", *asked] if asked[0] in ("rms", "NaN") else [*asked, "type"]
+    first = ["type", *asked] if asked[0] in ("rms", "NaN", "forward") else [*asked, "type"]
     assert titles[: len(first) + 1] == ["name", *first], "numbers stand behind the type, words before it"
     if asked[0] == "diff":
         assert "value" in row(page, "bias").locator(".cell").all_inner_texts(), "there is no room for the badge"
@@ -1416,7 +1426,7 @@ def test_the_tools_of_a_few_rows_are_one_line_above_them_on_a_phone(open_page):
     assert box(page, ".few > .tools")["height"] < 30 < box(page, ".head")["y"]
 
 
-def test_the_view_leaves_no_global_and_no_style_behind(open_page):
+def test_an_output_leaves_no_global_and_no_style_behind_and_is_saved_as_a_page(open_page, tmp_path):
     output = treeviz.render(model())._repr_html_()
     page = open_page(
         f"<!DOCTYPE html><title>t</title><script>window.before = Object.keys(window)</script><div>{output}</div>"
@@ -1424,6 +1434,14 @@ def test_the_view_leaves_no_global_and_no_style_behind(open_page):
     opened(page)
     assert page.evaluate("() => Object.keys(window).filter((name) => !before.includes(name))") == ["before"]
     assert page.evaluate("() => document.styleSheets.length + document.adoptedStyleSheets.length") == 0
+    seen = labels(page)
+    with page.expect_download() as download:
+        choose(page, "Export", "Page (HTML)")
+    download.value.save_as(tmp_path / "saved.html")
+    page.goto((tmp_path / "saved.html").as_uri())
+    assert labels(opened(page))[: len(seen)] == seen and page.title() == "tree"
+    open_menu(page, "Export")
+    assert page.get_by_role("button", name="Page (HTML)").count() == 0, "it is one"
 
 
 def test_taking_a_view_away_puts_back_what_stood_there(parts):

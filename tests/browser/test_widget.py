@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browser.driving import active, choose, in_a_theme, labels, row, search, settled, status, violations
+from browser.driving import active, choose, in_a_theme, labels, open_menu, row, search, settled, status, violations
 from browser.fake_kernel import PAGE, FakeKernel
 
 import treeviz as tv
@@ -86,6 +86,18 @@ def test_an_explorer_is_saved_as_a_page_that_needs_no_python(explore, tmp_path):
     download.value.save_as(tmp_path / "saved.html")
     kernel.page.goto((tmp_path / "saved.html").as_uri())
     assert labels(kernel.page) == ["tree", "embed", "layers", "[0…2] ×3", "b", "w", "n"]
+
+
+def test_fields_that_are_none_are_one_line_until_someone_wants_them(explore):
+    kernel = explore({"a": np.ones(3), "b": None, "c": None, "d": None, "layers": [np.ones(2)] * 4})
+    assert labels(kernel.page) == ["tree", "a", "layers", "[0]", "[1]", "[2]", "[3]"], "nothing else is folded"
+    (widget,) = kernel.widgets
+    widget.value = "['c']"
+    kernel.rest()
+    assert labels(kernel.page)[:5] == ["tree", "a", "b", "c", "d"] and active(kernel.page) == "c"
+    open_menu(kernel.page, "View")
+    kernel.page.get_by_role("checkbox", name="None fields").uncheck()
+    assert "c" not in labels(kernel.page) and active(kernel.page) == "tree"
 
 
 def test_python_moves_the_view(explore):

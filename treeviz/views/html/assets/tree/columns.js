@@ -24,7 +24,7 @@ const SIGN = 8; // ⚠1,234, unfold
 const BRIEF = 14; // a badge in brief: hidden array
 const BESIDE = 20; // of a type, for static fields, where there is room
 const FULL = 3; // times as long, at most
-const CUT = 9; // least of a type that is cut: float32[…
+export const CUT = 9; // least of a type that is cut: float32[…
 const SHORT = 24; // a type that is never cut: bfloat16[128256,8192]
 const MAX_RANGES = 200; // rows with ranges that are measured
 const LONGEST_LABEL = 32;
@@ -47,11 +47,12 @@ export class Columns {
    * @param {any[]} columns
    * @param {number} width
    * @param {number} [mostWords] of a column of words that the reader has not dragged
+   * @param {number} [maxType] the most of the types
    */
-  layOut(columns, width, mostWords = Infinity) {
+  layOut(columns, width, mostWords = Infinity, maxType = Infinity) {
     const [wide, slim, brief, what] = this.#measure();
     const room = width - PADDING;
-    const mostType = Math.max(CH * SHORT, MOST_TYPES * width);
+    const mostType = Math.min(maxType, Math.max(CH * SHORT, MOST_TYPES * width));
     const [least, wanted] = [Math.min(brief, mostType), Math.min(what, mostType)];
     const widths = [0, ...columns.map((column) => this.chosen.get(column) ?? (column.format === "type" ? least : Math.min(CH * widthOf(column, this.view.rows), column.labels ? mostWords : Infinity)))];
     // A narrow view shows curves in place of the heat map.

@@ -35,6 +35,13 @@ function rowsAsJson(view) {
   return JSON.stringify(Array.from(rows.visible.subarray(0, rows.count), (row) => ({ path: tree.keystr(row), name: rows.label(row), ...Object.fromEntries(shownIn(view, row)) })), null, 1);
 }
 
+/** Save a page of a view. It makes no requests; frames of values build functions. @param {import("./view.js").View} view @param {...string} parts its body */
+export function downloadPage(view, ...parts) {
+  const policy = "default-src 'unsafe-inline' 'unsafe-eval' data:";
+  const head = `<!DOCTYPE html><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="${policy}"><meta name=color-scheme content="light dark"><title>${view.tree.name.replace(/</g, "&lt;")}</title>`;
+  download(view, "html", URL.createObjectURL(new Blob([head, ...parts], { type: "text/html" })));
+}
+
 export const download = (view, suffix, href) => h("a", { href, download: `${view.tree.name.replace(/[^\w.-]+/g, "_").slice(0, 80)}.${suffix}` }).click();
 
 /** @param {import("./view.js").View} view @param {"SVG" | "PNG"} format */

@@ -10,8 +10,8 @@ const LONG = 12; // characters of a key whose start is not repeated
 /** @typedef {{rows: number[], label: string, start: number, outlier?: {row: number, text: string} | null}} Run the siblings that are folded into the row of the first; `start` is the first of the run, which may stand out of it */
 
 export class Folds {
-  /** @param {Tree} tree @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan @param {Set<number>} [unfolded] the first rows of runs that are not to be folded, and of the rows that are None */
-  constructor(tree, wrong, nan, unfolded) {
+  /** @param {{tree: Tree, unfolded: Set<number>, isFolding: boolean}} rows those of a view: the first rows of runs that are not to be folded, and of the rows that are None; and whether to fold runs @param {number[]} wrong the rows with a finding or an error, worst first @param {number[]} nan */
+  constructor({ tree, unfolded, isFolding }, wrong, nan) {
     const { n, end } = tree;
     this.tree = tree;
     /** The folded runs, by their first row. @type {Map<number, Run>} */
@@ -20,12 +20,12 @@ export class Folds {
     this.found = {};
     /** The rows that another row stands for. */
     this.isHidden = new Uint8Array(n);
-    if (!unfolded?.has(tree.blanks[0])) for (const row of tree.blanks) this.isHidden[row] = 1;
+    if (!unfolded.has(tree.blanks[0])) for (const row of tree.blanks) this.isHidden[row] = 1;
     /** What `of` has found, by row. The root is the one child of row -1. @type {Record<number, number[]>} */
     this.rows = { [-1]: [-1] };
     const ranks = new Map([...wrong, ...nan].map((row, rank) => [row, rank]).reverse());
-    for (const members of tree.header.diff?.runs?.() ?? runsOf(tree)) {
-      if (this.isHidden[members[0]] || unfolded?.has(members[0])) continue;
+    for (const members of isFolding ? tree.header.diff?.runs?.() ?? runsOf(tree) : []) {
+      if (this.isHidden[members[0]] || unfolded.has(members[0])) continue;
       const out = ranks.size ? standingOut(members.map((row) => least(ranks, row, end[row])), wrong.length) : [];
       const rows = members.filter((_, i) => !out.includes(i));
       if (rows.length < LEAST) continue;

@@ -1,7 +1,7 @@
 // @ts-check
 // Draws the rows that are on the screen; only they are in the document.
 import { cutName, fieldTexts, fillType, hasBar, scalarText, shareOf } from "./cells.js";
-import { CH, Columns, FRAME, GAP, SIGNS } from "./columns.js";
+import { CH, Columns, CUT, FRAME, GAP, SIGNS } from "./columns.js";
 import { h } from "./dom.js";
 import { foldedNotes, foldedText } from "./folds.js";
 
@@ -12,8 +12,9 @@ export const ROW_HEIGHT = 24;
 export const MAX_HEIGHT = 12e6;
 // Characters of a path that are shown; what is copied has all.
 export const LONG_PATH = 2000;
-// The formats and names of columns that many trees have.
+// The formats and names of columns that many trees have, and the names of those that any has.
 const USUAL = /^(type|bytes|count|labelsharding$)/;
+const OF_SIZES = /^(elements|leaves|devices|(\w+_)?bytes)$/;
 // Pixels of a column of words, the least where several share a narrow view.
 const LEAST_WORDS = 9 * CH;
 // Rows that are kept when they are no longer on the screen.
@@ -113,7 +114,7 @@ export class Grid {
     // No column moves while an edge is dragged.
     const stays = this.isNarrow && this.widths.chosen.size && before.length === this.columns.length && this.columns.every((column) => before.includes(column));
     if (stays) this.columns = before;
-    const fit = (mostWords) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords));
+    const fit = (mostWords, maxType) => (this.layout = this.widths.layOut(this.columns, this.width, mostWords, maxType));
     fit();
     if (this.isNarrow && !stays && this.layout.total > this.width) {
       // What is urgent stands before the type: two columns of words or curves, curves first, and those like the second, cut
@@ -133,6 +134,10 @@ export class Grid {
       const place = (column) => (first.includes(column) ? 0 : column.format === "type" ? 1 : before.includes(column) ? 2 : 3);
       this.columns.sort((a, b) => place(a) - place(b));
       fit(mostWords);
+      // Types are cut rather than that the number beside them is out of sight, if the view is about it.
+      const at = 1 + this.columns.findIndex(({ format }) => format === "type");
+      const over = this.layout.ends[at + 1] - this.width + GAP;
+      if (over > 0 && this.columns[at].isNumber && !OF_SIZES.test(this.columns[at].name)) fit(mostWords, Math.max(CUT * CH, this.layout.widths[at] - over));
     }
     if (this.nPrinted) {
       this.columns = this.columns.filter((_, i) => this.layout.ends[i + 1] <= this.width);

@@ -25,6 +25,7 @@
 // (widget/widget.js). A run outlives the views of it, so it has an event of its own: "update" of Live, sent by live/run.js,
 // listened to by live/panel.js; its detail says whether there are new findings.
 import { followTheme, h } from "./dom.js";
+import { downloadPage } from "./exporting.js";
 import { listenToKeys } from "./keyboard.js";
 import { unpack } from "./tree.js";
 // @ts-ignore bundle.py puts the style sheet there as a string.
@@ -48,7 +49,12 @@ export function mount(host, payload) {
     .then(unpack)
     .then((tree) => {
       if (stop.signal.aborted) return;
-      show(host, tree, stop.signal);
+      const view = show(host, tree, stop.signal);
+      const code = /** @type {any} */ (host.nextElementSibling);
+      const loader = code?.nextElementSibling;
+      // A page of its own needs no other one.
+      if (loader?.text && !("page" in host.dataset))
+        view.savePage = () => downloadPage(view, `<div class=treeviz data-page data-treeviz="${host.dataset.treeviz}">`, ["text/plain", "text/treeviz", "module"].map((type, i) => `<script type=${type}>${[host.querySelector("script"), code, loader][i].text}<\/script>`).join("</div>"));
       before.append(...[...host.children].filter((child) => child.localName !== "script"));
     })
     .catch((error) => host.append(h("p", {}, `The view cannot start: ${error.message}.`)));

@@ -70,9 +70,9 @@ export class Rows {
 
   /** Fold the runs anew. In a list that is sorted or searched each member has a place of its own. */
   fold() {
-    const folds = this.isFolding && (!this.order || this.isInserted) && !this.filtered && !this.isFlat;
+    const folds = (this.isFolding || this.tree.blanks.length) && (!this.order || this.isInserted) && !this.filtered && !this.isFlat;
     if (folds && !this.folds) {
-      this.folds = new Folds(this.tree, ...this.outliers, this.unfolded);
+      this.folds = new Folds(this, ...this.outliers);
       this.hasRuns ||= this.folds.runs.size > 0;
     }
     if (!folds) this.folds = null;

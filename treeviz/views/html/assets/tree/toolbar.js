@@ -55,7 +55,7 @@ export function toolbar(view) {
       depth,
       act("Expand all", () => view.openTo(tree.maxDepth)),
       act("Collapse all", () => view.openTo(0)),
-      ...(rows.isFolding && tree.blanks.length ? [check("None fields", !rows.hidesBlanks, (shown) => view.showBlanks(shown))] : []),
+      ...(tree.blanks.length ? [check("None fields", !rows.hidesBlanks, (shown) => view.showBlanks(shown))] : []),
       ...(inserted ? [check("Insertion order", view.sorting.column === inserted, (on) => (view.sort(on ? inserted : null, false), view.grid.paintHead(), view.update(view.active)))] : []),
       title("Columns"),
       ...[...view.columns, ...view.panels].map((column) =>

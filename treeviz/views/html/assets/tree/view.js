@@ -27,7 +27,7 @@ export class View extends EventTarget {
   banner;
   /** Sends a request to Python; undefined: there is no Python. @type {import("../widget/requests.js").Request | undefined} */
   request;
-  /** Saves the view as a page; undefined: a page is already saved. @type {(() => void) | undefined} */
+  /** Saves the view as a page; undefined: it is one, or its scripts are not beside it. @type {(() => void) | undefined} */
   savePage;
   /** The view of the series, if the tree has any. @type {import("../series/series_view.js").SeriesView | undefined} */
   seriesView;
@@ -61,7 +61,7 @@ export class View extends EventTarget {
     // A strip of colors is of one row, not of all that it could stand for.
     this.rows.isFolding = !tree.header.series;
     this.rows.outliers = tree.header.outliers ?? [[], []];
-    if (tree.header.open === null) this.rows.openFirst(weightsOf(tree));
+    if (tree.header.open == null) this.rows.openFirst(weightsOf(tree));
     else this.rows.openTo(tree.header.open);
     this.rows.update();
   }

@@ -81,7 +81,7 @@ function replace(old, host, tree, model, logPane, showTree) {
       panel = new LivePanel(view, live, requests, before && before.panel, rows);
       view.on("resume", () => model.get("_version") !== version && showTree());
     }
-    if (before) view.rows.isFolding = before.view.rows.isFolding;
+    if (before) Object.assign(view.rows, { isFolding: before.view.rows.isFolding, folds: null });
     if (before) transferState(before.view, view, /** @type {Int32Array} */ (rows));
   });
   const sync = new TraitSync(model, view, stop.signal);
@@ -102,6 +102,7 @@ function prepare(view, model, logPane, signal) {
   // in a diff.
   const { rows, tree } = view;
   rows.isFolding = !!tree.header.diff;
+  rows.folds = null;
   rows.openTo(tree.header.open ?? depthFor(tree, 30));
   rows.update();
   view.emit("change");
