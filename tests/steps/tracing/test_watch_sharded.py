@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from watched import copies, same_bytes, true_norms
+from watched import beside, copies, same_bytes, true_norms
 
 import treeviz as tv
 from treeviz.steps import reduce as barrier
@@ -153,7 +153,7 @@ def test_a_jax_without_what_makes_a_primitive_costs_a_warning_and_no_measurement
         assert np.asarray(barrier.barrier(x)).tobytes() == np.asarray(x).tobytes()
 
 
-def test_explicit_axes_are_reaped(seen):
+def test_explicit_axes_are_reaped(seen, monkeypatch):
     axis_type = getattr(jax.sharding, "AxisType", None)
     if axis_type is None or not hasattr(jax, "set_mesh"):
         pytest.skip("this jax has no explicit axes")
@@ -162,13 +162,14 @@ def test_explicit_axes_are_reaped(seen):
         p = jax.device_put(params, NamedSharding(mesh, P()))
         bx, by = (jax.device_put(a, NamedSharding(mesh, P("data"))) for a in (x, y))
         step = jax.jit(update)
+        beside(step, monkeypatch)
         watched = watch(step, seen)
-        assert same_bytes(watched(p, bx, by), step(p, bx, by))
+        assert same_bytes(*watched(p, bx, by))
     assert watched.trouble == ""
     seen.check(gradients)
 
 
-def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen):
+def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen, monkeypatch):
     axis_type = getattr(jax.sharding, "AxisType", None)
     if axis_type is None or not hasattr(jax, "set_mesh"):
         pytest.skip("this jax has no explicit axes")
@@ -182,8 +183,9 @@ def test_explicit_axes_on_the_parameters_are_reaped_from_a_scan(seen):
         def step(p, x, y):
             return jax.lax.scan(lambda p, _: (update(p, x, y), None), p, None, length=2)[0]
 
+        beside(step, monkeypatch)
         watched = watch(step, seen)
-        assert same_bytes(watched(p, bx, by), step(p, bx, by))
+        assert same_bytes(*watched(p, bx, by))
     assert watched.trouble == ""
     np.testing.assert_allclose(seen.norms()[0], true_norms(gradients), rtol=2e-5)
     np.testing.assert_allclose(seen.norms()[1], true_norms(gradients_of(update_jitted(params, x, y), x, y)), rtol=2e-5)
@@ -223,20 +225,21 @@ def test_in_shard_map_the_mean_over_the_devices_is_measured(options, mean, mesh,
 
 
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.4 does not see that its gradient is replicated")
-def test_in_shard_map_the_gradient_of_a_mean_is_measured_once(mesh, seen):
+def test_in_shard_map_the_gradient_of_a_mean_is_measured_once(mesh, seen, monkeypatch):
     @jax.jit
     @partial(shard_map, mesh=mesh, in_specs=(P(), P(("data", "model")), P(("data", "model"))), out_specs=P())
     def step(params, x, y):
         return descend(params, jax.grad(lambda p: jax.lax.pmean(loss(p, x, y), ("data", "model")))(params))
 
+    beside(step, monkeypatch)
     watched = watch(step, seen)
-    after = watched(params, x, y)
+    after, plain = watched(params, x, y)
     assert watched.trouble == ""
     seen.check(gradients)
-    assert same_bytes(after, step(params, x, y))
+    assert same_bytes(after, plain)
 
 
-def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh, seen):
+def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh, seen, monkeypatch):
     line = Mesh(mesh.devices.ravel(), ("data",))
     stacked = jax.tree.map(lambda p: np.stack([p] * 8), params)
 
@@ -246,11 +249,12 @@ def test_in_shard_map_gradients_that_stay_apart_have_a_row_for_each_device(mesh,
         one = jax.tree.map(lambda p: p[0], params)
         return jax.tree.map(lambda p: p[None], descend(one, jax.grad(loss)(one, x, y)))
 
+    beside(step, monkeypatch)
     watched = watch(step, seen)
-    after = watched(stacked, x, y)
+    after, plain = watched(stacked, x, y)
     np.testing.assert_allclose(seen.norms(), [true_norms(g) for g in shares(params)], rtol=2e-5)
     assert [axis.kind for axis in watched.watches["grads"].axes] == ["device"]
-    assert same_bytes(after, step(stacked, x, y))
+    assert same_bytes(after, plain)
 
 
 def whole_loss(params, x, y):
@@ -310,7 +314,7 @@ def test_the_program_of_a_fully_sharded_step_joins_no_partial_sums_of_its_device
     assert n_kernels[1] == n_kernels[0] + 2, "of small leaves and of a long one: to join is to copy"
 
 
-def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
+def test_a_shard_map_in_a_scan_is_reaped(mesh, seen, monkeypatch):
     line = Mesh(mesh.devices.ravel(), ("data",))
 
     @partial(shard_map, mesh=line, in_specs=(P(), P("data"), P("data")), out_specs=P(), **unchecked)
@@ -318,14 +322,15 @@ def test_a_shard_map_in_a_scan_is_reaped(mesh, seen):
         return descend(params, jax.lax.pmean(jax.grad(loss)(params, x, y), "data"))
 
     step = jax.jit(lambda p, x, y: jax.lax.scan(lambda p, _: (inner(p, x, y), None), p, None, length=3)[0])
+    beside(step, monkeypatch)
     watched = watch(step, seen)
-    after = watched(params, x, y)
+    after, plain = watched(params, x, y)
     assert watched.trouble == ""
     now = params
     for row in seen.norms():
         np.testing.assert_allclose(row, true_norms(gradients_of(now, x, y)), rtol=2e-5)
         now = update_jitted(now, x, y)
-    assert same_bytes(after, step(params, x, y))
+    assert same_bytes(after, plain)
 
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
