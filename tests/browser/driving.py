@@ -122,8 +122,8 @@ def scroll_to(page, top: int):
     settled(page)
 
 
-def violations(page, where: str | None = None) -> list:
-    """The rules of accessibility that are broken below a selector, or anywhere: their names, and three elements."""
+def violations(page, where: str | dict | None = None) -> list:
+    """The rules of accessibility that are broken below a selector of axe, or anywhere, and three elements of each."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(axe.axe_script)
