@@ -6,8 +6,8 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain, pairwise
-from operator import mul
+from itertools import accumulate, chain, pairwise, repeat
+from operator import is_, mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,8 +77,9 @@ def insertion_column(table: TreeTable, nodes: Sequence[object]) -> tuple[Column,
     if len(dicts) > _MOST_DICTS:
         return ()
     of_rows: list[Any] = [nodes[row] for row in dicts]
-    if not {*map(id, map(type, chain.from_iterable(of_rows)))} <= {id(str)}:  # other hashes may run the user's code
-        of_rows = [node if {*map(id, map(type, node))} <= {id(str)} else {} for node in of_rows]
+    are_plain = lambda keys: all(map(is_, map(type, keys), repeat(str)))  # noqa: E731 (other hashes may run user code)
+    if not are_plain(chain.from_iterable(of_rows)):
+        of_rows = [node if are_plain(node) else {} for node in of_rows]
     of_rows, places = [*map(tuple, of_rows)], [0]
     starts: dict[tuple[str, ...], int] = {}  # of each order in `places`; 0 for that of JAX
     for names in dict.fromkeys(of_rows):

@@ -52,26 +52,30 @@ class NodeFacts:
 
     def similar(self, nodes: list[Any], handler: Handler, key_codes: list[int], code: int) -> list[list[Any]]:
         """The children of the first nodes of a class that surely have these codes of keys and facts, and no notes."""
-        found, names, known, plain = [], (), None, None
+        flatten: Any = handler.flatten
+        describer, found, names, known, same = handler.describer, [], (), None, None
+        description: Any = None if describer is None else MISSING
         for node in nodes:
-            (pairs, aux), stored = handler.flatten(node), stored_attributes(node)  # type: ignore[misc]
-            self._flattened[id(node)] = node, (pairs, aux)  # for the walk, if the node is not similar
-            description = None if handler.describer is None else _described(handler.describer, node)
-            if description is not None and description is not plain and description[1:-1] != ONLY_A_KIND:
-                break
-            plain = description
+            flattened, stored = flatten(node), stored_attributes(node)
+            pairs, aux = flattened
+            if describer is not None and (other := describer(node)) is not description:
+                if not isinstance(other, Description) or other[1:-1] != ONLY_A_KIND:
+                    break
+                description, known = other, None
             if self._keys.attributes(stored, pairs) != key_codes:
                 break
-            kind = None if description is None else description.kind
-            values = [kind, len(aux) if type(aux) is tuple else aux, *map(stored.get, names, repeat(MISSING))]
-            if known is None or not (all(map(is_, values, known)) or sameness(values) == sameness(known)):
+            values = [len(aux) if type(aux) is tuple else aux, *map(stored.get, names, repeat(MISSING))]
+            if known is None or not (all(map(is_, values, known)) or sameness(values) == same):
                 sharing_key = self._sharing_key(node, description, Level([], key_codes, aux))[0]
                 if self._codes.get(sharing_key) != (code, []):
                     break
                 names = self._fields(node, Level([], key_codes)).names  # type: ignore[union-attr]
-                known = [*values[:2], *map(stored.get, names)] if stored.keys() >= {*names} else None
+                known = [values[0], *map(stored.get, names)] if stored.keys() >= {*names} else None
+                same = known and sameness(known)
             found.append([kid for _, kid in pairs])
-            del self._flattened[id(node)]
+        else:
+            return found
+        self._flattened[id(node)] = node, flattened  # for the walk
         return found
 
     def _sharing_key(self, node: Any, description: Description | None, level: Level) -> tuple[tuple | None, list[Any]]:

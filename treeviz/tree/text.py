@@ -347,6 +347,7 @@ _BYTES_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
 _LARGEST = 1e24  # written with a unit
 
 
+@functools.lru_cache(maxsize=4096)  # layers have the same sizes
 def count_text(n: float) -> str:
     """ "1,234", "124.4 M": exact below 100,000, one decimal above; "1e308", "inf"."""
     if not abs(n) < _LARGEST:
@@ -355,6 +356,7 @@ def count_text(n: float) -> str:
     return f"{n:,}" if abs(n) < 100_000 else _scaled(n, _COUNT_UNITS)
 
 
+@functools.lru_cache(maxsize=4096)
 def bytes_text(n: float) -> str:
     """ "512 B", "497.8 MB": a kB is 1000 bytes."""
     if not abs(n) < _LARGEST:

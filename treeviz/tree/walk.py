@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate, chain, islice, takewhile
-from operator import attrgetter, itemgetter, length_hint, methodcaller
+from itertools import accumulate, chain, compress, islice, repeat, takewhile
+from operator import attrgetter, is_, itemgetter, length_hint, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,7 +249,7 @@ class SimilarSiblings:
         else:
             is_known = handler.flatten is not None or (handler.is_builtin and len(node or ()) == len(below))
         if below and is_known and handler.is_builtin and not isinstance(node, list | tuple):
-            is_known = type(node) is dict and _n_first(_classes(node), id(str)) == len(node)
+            is_known = type(node) is dict and False not in _are(node, str)
             names = sorted(node) if is_known else None
         key_codes = [self._rows.key_codes[child] for child in below]
         fact_code, below = self._rows.fact_codes[row], [child - start for child in below]
@@ -264,15 +264,15 @@ class SimilarSiblings:
                 return []
             parts += [part] if i == len(parts) else []
             node, handler, fact_code, below, key_codes, names = part
-            n = _n_first(_classes(columns[i][:n]), id(type(node)))
-            nodes = columns[i][:n]
+            nodes = columns[i][: _n_first(_are(columns[i][:n], type(node)))]
+            n = len(nodes)
             if handler.flatten is not None:
                 nodes = self._describers.nodes.similar(nodes, handler, key_codes, fact_code)
                 n = len(nodes)
             elif isinstance(node, list | tuple | dict):
-                n = _n_first([*map(len, nodes)], len(node))
+                n = _n_first([*map(len(node).__eq__, map(len, nodes))])
                 if names is not None:
-                    n = _n_first(_classes(chain.from_iterable(nodes[:n])), id(str)) // len(names)
+                    n = _n_first(_are(chain.from_iterable(nodes[:n]), str)) // len(names)
             for offset, key in zip(below, names or range(len(below)), strict=True):
                 columns[offset] = _items(nodes[:n], key)
                 n = len(columns[offset])
@@ -280,16 +280,12 @@ class SimilarSiblings:
 
     def _add_rows(self, parts: list[_Part], above: Frame, row: int, which: slice) -> int:
         """Add the rows of similar siblings; return their number."""
-        columns, rows, new = self._columns(parts, row, above.children[which]), self._rows, dict[int, int]()
+        columns, rows = self._columns(parts, row, above.children[which]), self._rows
         n, size, start, end = len(columns[0]) if columns else 0, len(columns), len(rows.nodes), rows.ends[row]
-        nodes: list[Any] = [None] * (n * size)
-        n_identities = 0
-        for i, (part, column) in enumerate(zip(parts, columns, strict=True)):
-            nodes[i::size] = column
-            if part.below or (part.handler.level is None and part.handler.has_identity):
-                new.update(zip(map(id, column), range(start + i, start + n * size, size), strict=True))
-                n_identities += n
-        if not n or len(new) < n_identities or not rows.first_rows.keys().isdisjoint(new):
+        nodes = [*chain.from_iterable(zip(*columns, strict=True))]
+        have_identity = [bool(p.below or (p.handler.level is None and p.handler.has_identity)) for p in parts] * n
+        new = dict(compress(zip(map(id, nodes), range(start, start + n * size), strict=True), have_identity))
+        if not n or len(new) < sum(have_identity) or not rows.first_rows.keys().isdisjoint(new):
             return 0
         codes = self._codes(parts, nodes, rows.fact_codes[row:end])  # may raise: nothing is added before
         further = np.arange(start - row, start - row + n * size, size, dtype=np.int32)[:, None]
@@ -335,18 +331,18 @@ class SimilarSiblings:
             if n_equal != [len(others)] * 3:
                 return False
             sharding, shardings = leaf.sharding, [other.sharding for other in others]
-            return {*_classes(shardings)} == {id(type(sharding))} and shardings == [sharding] * len(shardings)
+            return False not in _are(shardings, type(sharding)) and shardings == [sharding] * len(shardings)
         return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
 
 
-def _classes(objects: Iterable[Any]) -> list[int]:
-    return [*map(id, map(type, objects))]  # by id: a metaclass may override ==
+def _are(objects: Iterable[Any], cls: type) -> list[bool]:
+    """Whether each is of the class itself."""
+    return [*map(is_, map(type, objects), repeat(cls))]  # a metaclass may override ==
 
 
-def _n_first(values: list[int], value: int) -> int:
-    """How many values at the start equal `value`."""
-    n = values.count(value)
-    return n if n == len(values) else next(i for i, other in enumerate(values) if other != value)
+def _n_first(flags: list[bool]) -> int:
+    """How many are true at the start."""
+    return flags.index(False) if False in flags else len(flags)
 
 
 def _items(column: list[Any], key: Any) -> list[Any]:

@@ -336,8 +336,9 @@ def _lines(view: View, rows: np.ndarray, n_left_out: list[int], numeric: Sequenc
         indent, code = "  " * depths[i], key_codes[i]
         label = (labels[code] if code else f"[{positions[i]}]") if row else text(_short(table.name))
         line = f"{indent}{label}: {facts[codes[i]]}{numbers[i]}"
-        badges = [note_part(table, note).text for note in table.notes.get(row, ())]
-        after = "".join([f" <b>{text(_short(badge, 200))}</b>" for badge in badges])
+        after = ""
+        for note in table.notes.get(row, ()):
+            after += f" <b>{text(_short(note_part(table, note).text, 200))}</b>"
         has_rows = i + 1 < len(chosen) and chosen[i + 1] < ends[i]
         is_open = has_rows and opened[i]
         if counts_inside[i] and not is_open:

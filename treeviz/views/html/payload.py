@@ -480,9 +480,8 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     if kind == "b" or array.dtype == np.uint8:
         return array.astype(np.uint8, copy=False)
     if kind in "iu":
-        low, high = [int(reduce(array, axis=None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce)]
-        fitting = [dtype for least, most, dtype in _WHOLE if least <= low and high <= most]
-        return array.astype([*fitting, _LONG][0])
+        low, high = (int(reduce(array, None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce))
+        return array.astype(next((dtype for least, most, dtype in _WHOLE if least <= low and high <= most), _LONG))
     if array.dtype == np.float32:
         return array.astype(_SHORT, copy=False)
     wide = array.astype(_LONG)
@@ -523,6 +522,7 @@ def _facts(facts: Sequence[Facts], buffers: _Buffers) -> dict[str, Any]:
     return coded
 
 
+@lru_cache(maxsize=256)
 def _what(facts: Facts) -> str | tuple[str, ...]:
     """`type_text`; of arrays what follows the dtype and the shape, and what precedes them."""
     what = type_text(facts)

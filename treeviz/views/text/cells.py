@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,6 +176,7 @@ class Cells(NamedTuple):
     styles: tuple[str, ...] = ()  # for each row, the color of its spec
 
 
+@lru_cache(maxsize=256)
 def type_text(facts: Facts) -> str:
     """ "dict", "float32[768,768]", "~float32[]", "int32[3] numpy", "float 0.1", "Param bfloat16[8]"."""
     if facts.kind == "none":
