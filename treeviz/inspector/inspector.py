@@ -165,7 +165,7 @@ class GradientInspector:
         that are NaN, infinite or beyond 1e19. In the steps of `heavy_every` it is their number, and there are
         "max_abs", the "zero_share" of outputs, the first dead features ("dead_at", counted from 1), how many are the
         same in all examples ("constant"), how many rows of an embedding are read ("rows_read"), and the first that are
-        not ("unread_at").
+        not ("unread_at"). These steps also measure "cotangents", the gradients of the outputs, where they are known.
 
     Attributes:
       earlier_runs: The histories of the last 4 runs before this one, oldest first; see `watch`.

@@ -93,7 +93,7 @@ def gradient_series(
 
 
 def activations_of(history: History, source: str) -> list[str]:
-    """The inputs and outputs of the parameters that a tree is the gradient of, if measured; those of each use."""
+    """The trees of `ROLES` for the parameters that a tree is the gradient of, if measured; those of each use."""
     if kind_of(source) != "grads":
         return []
     main = [sibling_name(source, role) for role in ROLES]
@@ -294,6 +294,7 @@ def _ratios(table: TreeTable, norms: Mapping[str, Column]) -> list[Column]:
 
 
 _FIRST = ("rms", "dead", "zero_share")  # of the columns of activations
+_LIGHT = {"inputs": _FIRST, "outputs": _FIRST[:1]}  # in all measured steps
 _LISTS = {
     "dead_at": ("dead features", "which features are zero in all examples"),
     "unread_at": ("unread rows", "which rows are not read"),
@@ -302,14 +303,16 @@ _HEAVY = {"nonfinite": "; 1 stands for any number, except in the steps of heavy_
 
 
 def activation_columns(table: TreeTable, history: History, source: str = "grads") -> list[Column]:
-    """Return the columns of what goes into the parameters of a source, and comes out, as newly as each is known."""
+    """Return the columns of what goes into the parameters of a source, comes out and flows back, each at its newest."""
     columns: list[Column] = []
     for name in activations_of(history, source):
         known = [(statistic, history.tracks[name, statistic].latest()) for statistic in history.statistics(name)]
         numbers = {statistic: newest[1] for statistic, newest in known if newest is not None}
         for column in gradient_columns(table, {name: numbers}):
-            statistic, light = column.name.removeprefix(f"{name}_"), _FIRST[: 3 if kind_of(name) == "inputs" else 2]
-            more = "" if statistic in light else _HEAVY.get(statistic, "; in the steps of heavy_every")
+            statistic, light = column.name.removeprefix(f"{name}_"), _LIGHT.get(kind_of(name), ())
+            more = (
+                "" if statistic in light else (_HEAVY if light else {}).get(statistic, "; in the steps of heavy_every")
+            )
             columns.append(replace(column, help=column.help + more))
         for key, (title, help) in _LISTS.items():
             if key not in numbers:

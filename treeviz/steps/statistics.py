@@ -231,8 +231,9 @@ def unpack(packed: np.ndarray, statistics: Sequence[str], sizes: Sequence[int] |
 
 # Names of measured trees: "updates of generator" belong to the same step as "grads of generator".
 
-ROLES = ("inputs", "outputs")
-"""The trees of what goes into each parameter, and of what comes out of it."""
+FORWARD_ROLES = ("inputs", "outputs")
+ROLES = (*FORWARD_ROLES, "cotangents")
+"""The trees of what goes into each parameter, of what comes out of it, and of the gradient of the latter."""
 _BESIDE = ("params", "updates", "received", *ROLES)  # measured together with gradients
 _KINDS = ("grads", *_BESIDE)
 RESULT_KINDS = ("loss", "scalar", "parameter", "other")
@@ -319,7 +320,7 @@ def sibling_name(name: str, kind: str) -> str:
 def title_of(name: str) -> str:
     """The title of a tree's columns: "grads" for "grads of critic since step 9", since the headline names the rest."""
     name = section_of(name)[0]
-    return name.split(" of ")[0].replace("puts", "") if kind_of(name) else name
+    return name.split(" of ")[0].replace("puts", "").replace("cotangents", "cotangent") if kind_of(name) else name
 
 
 def natural(text: str) -> str:

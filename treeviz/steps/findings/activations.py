@@ -21,7 +21,7 @@ from treeviz.steps.findings.finding import (
 )
 from treeviz.steps.findings.nonfinite import LOCATE, had_diverged
 from treeviz.steps.recording.history import Timeline
-from treeviz.steps.statistics import ROLES, kind_of, result_kind
+from treeviz.steps.statistics import FORWARD_ROLES, kind_of, result_kind
 
 Check = Callable[[Searched], Iterator[Finding]]
 _FEWEST_LISTS = 3  # measured steps that list the first dead features
@@ -255,7 +255,7 @@ def nonfinite(tree: Searched) -> Iterator[Finding]:
     if (first := min(steps, default=None)) is None:
         return
     tree, grads, bad = _with_order(tree), tree.sibling("grads"), []
-    for use in tree.uses(*ROLES):
+    for use in tree.uses(*FORWARD_ROLES):
         counts = use.values("nonfinite")
         is_bad, is_before = counts.high > 0, counts.ends < first
         is_new = is_bad[(counts.begins <= first) & ~is_before].any(axis=0) & ~is_bad[is_before].any(axis=0)

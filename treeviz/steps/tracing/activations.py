@@ -2,12 +2,14 @@
 
 A parameter meets data in the operation that uses it: `dot_general` for a weight, `add` for a bias, `gather` for an
 embedding. Its input is the other operand, its output the result. As the next layer's input is this layer's activation,
-no nonlinearity and no library need be known.
+no nonlinearity and no library need be known. The cotangent of the output is an operand of the operation that computes
+the parameter's gradient, which is found backwards from the gradient.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +21,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from treeviz.steps.statistics import ACTIVATIONS, Fed, MeasuredTree, Whole, kind_of, sibling_name, wholes
 from treeviz.steps.tracing.attribution import Attribution
-from treeviz.steps.tracing.dataflow import Domain, Followed, forward
+from treeviz.steps.tracing.dataflow import Domain, Followed
 from treeviz.steps.tracing.domains import Leaf
+from treeviz.steps.tracing.payers import Place, gradient_payers
 from treeviz.steps.tracing.primitives import (
     COND,
+    RESHAPES,
+    SAME_LEAF,
+    SCATTER_ADDS,
     WHILE,
     Activation,
     Axis,
@@ -31,6 +37,7 @@ from treeviz.steps.tracing.primitives import (
     Sown,
     inner_jaxprs,
     joined_tags,
+    open_jaxpr,
     shape_and_dtype,
     size_of,
     sow_p,
@@ -42,23 +49,53 @@ Owners = frozenset[tuple[int, int]]  # numbers of arguments, each with how many 
 _NONE: Owners = frozenset()  # of a number
 _TABLE: Owners = frozenset([(-1, 0)])  # of a constant array, which may be data or a mask
 _PRODUCTS = frozenset(["dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather"])
+_GRADIENTS = ("grads", "cotangents")
+_BACKWARD = -1  # in place of an argument: computed from the cotangent of the loss
+_MOVES = SAME_LEAF | RESHAPES
 
 
 class _Origins(Leaf):
-    """Knows which argument each differentiated value is, also in loops that train."""
+    """Knows which argument each differentiated value is, also in loops that train, and what the backward pass makes.
+
+    Attributes:
+      params: The argument that a variable is.
+      gradients: The arguments that the values are gradients of, by the id of the equation that sows them.
+    """
 
     enters = Domain.enters
 
     def __init__(self) -> None:
-        self.params: dict[Any, int] = {}  # by variable
+        self.params: dict[Any, int] = {}
+        self.gradients: dict[int, Sequence[int | None]] = {}
 
     def join(self, values: Sequence[int | None], atom: Any) -> int | None:
-        return values[0]
+        return _BACKWARD if _BACKWARD in values else values[0]
+
+    def inside(self, eqn: Any, operands: Sequence[int | None]) -> Sequence[int | None]:
+        """The cotangent of the loss is the number 1."""
+        if "transpose" not in _transforms(eqn):
+            return operands
+        is_one = [isinstance(x, Literal) and np.ndim(x.val) == 0 and x.val == 1 for x in eqn.invars]
+        return [_BACKWARD if one else known for one, known in zip(is_one, operands, strict=True)]
+
+    def results(self, eqn: Any, operands: Sequence[int | None]) -> Sequence[int | None]:
+        if eqn.primitive is sow_p:
+            return operands if eqn.params["sown"].kind not in _GRADIENTS else ()
+        # A move of a residual is no cotangent, in whichever pass it is.
+        is_move = eqn.primitive.name in _MOVES and not isinstance(eqn.invars[0], Literal)
+        if _BACKWARD in operands or ("transpose" in _transforms(eqn) and not is_move):
+            return [_BACKWARD] * len(eqn.outvars)
+        return super().results(eqn, operands)
 
     def visit(self, eqn: Any, operands: Sequence[int | None]) -> None:
-        if eqn.primitive is sow_p and eqn.params["sown"].kind in ("grads", "cotangents"):
-            origins = zip(eqn.invars[eqn.params["n"] :], operands[eqn.params["n"] :], strict=True)
-            self.params.update((x, i) for x, i in origins if i is not None)
+        if eqn.primitive is sow_p and eqn.params["sown"].kind in _GRADIENTS:
+            self.gradients[id(eqn)] = origins = operands[eqn.params["n"] :]
+            params = zip(eqn.invars[eqn.params["n"] :], origins, strict=True)
+            self.params.update((x, i) for x, i in params if i not in (None, _BACKWARD))
+
+
+def _transforms(eqn: Any) -> list[str]:
+    return [part.name for part in eqn.source_info.name_stack.stack if type(part).__name__ == "Transform"]
 
 
 class _Owned(Domain[Owners | None]):
@@ -118,48 +155,95 @@ class Tagged(NamedTuple):
     """A program with tags."""
 
     program: ClosedJaxpr
-    most_uses: Mapping[int, int]  # by the number of an argument, how often data meets it
+    n_uses: Mapping[Any, int]  # by the number of an argument, how often data meets it; and see `_Tags`
 
 
-def with_activations(program: ClosedJaxpr) -> Tagged:
-    """Tag the inputs and outputs of all parameters that gradients are taken of, and the indices of embeddings."""
-    origins = _Origins()
-    forward(program, origins, range(len(program.jaxpr.invars)))
-    tags = _Tags([shape_and_dtype(v)[0] or () for v in program.jaxpr.invars])
+def with_activations(program: ClosedJaxpr, has_cotangents: bool) -> Tagged:
+    """Tag the inputs and outputs of all parameters that gradients are taken of, and the indices of embeddings.
+
+    Args:
+      has_cotangents: Tag the cotangents of the outputs, too.
+    """
+    origins, n = _Origins(), len(program.jaxpr.invars)
+    passes = Followed(origins, program, range(n)).to()
+    for eqn, operands in passes.visits:
+        origins.visit(eqn, operands)
     if not (numbers := {*origins.params.values()}):
-        return Tagged(program, tags.n_uses)
-    arguments = [frozenset([(i, 0)]) if i in numbers else None for i in range(len(program.jaxpr.invars))]
-    jaxpr = tags.added(Followed(_Owned(origins.params), program, arguments).to(), False)
+        return Tagged(program, {})
+    shapes = [shape_and_dtype(v)[0] or () for v in program.jaxpr.invars]
+    tags = _Tags(shapes, gradient_payers(program, origins.gradients) if has_cotangents else {})
+    arguments = [frozenset([(i, 0)]) if i in numbers else None for i in range(n)]
+    jaxpr = tags.added(Followed(_Owned(origins.params), program, arguments).to(), passes)
     return Tagged(ClosedJaxpr(jaxpr, program.consts), tags.n_uses)
 
 
-class _Tags:
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.n_uses = Counter[int]()
-        self.shapes = shapes  # of the arguments
+class _Use(NamedTuple):
+    """An operation in which a parameter meets data."""
 
-    def added(self, followed: Followed[Owners | None], is_forward: bool) -> Jaxpr:
-        eqns = []
+    number: int  # from 1
+    primitive: str
+    size: int  # of the output
+    is_layer: bool
+
+
+class _Tags:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], gradient_of: Mapping[Place, int]) -> None:
+        # Of an argument, how often data meets it; of an argument and a use, how many cotangents are found.
+        self.n_uses = Counter[Any]()
+        self._uses: dict[int, set[_Use]] = defaultdict(set)
+        self.shapes = shapes  # of the arguments
+        self._gradient_of = gradient_of
+
+    def added(
+        self,
+        followed: Followed[Owners | None],
+        passes: Followed[int | None],
+        is_forward: bool = False,
+        is_backward: bool = False,
+        place: Place = (),
+    ) -> Jaxpr:
+        eqns, made = [], dict[Any, Any]()
         for eqn in followed.jaxpr.eqns:
-            transforms = [part.name for part in eqn.source_info.name_stack.stack if type(part).__name__ == "Transform"]
-            is_here = (is_forward or "jvp" in transforms) and "transpose" not in transforms
-            if (inside := followed.inside.get(id(eqn))) and (is_here or "transpose" not in transforms):
-                eqn = _with_programs(eqn, self._inside(eqn, inside, is_here))
+            at, transforms = (*place, id(eqn)), _transforms(eqn)
+            is_after = is_backward or "transpose" in transforms
+            is_here = (is_forward or "jvp" in transforms) and not is_after
+            inside = followed.inside.get(id(eqn))
+            if inside and (not is_after or self._gradient_of):
+                pairs = [*zip(inside, passes.inside[id(eqn)], strict=True)]
+                eqn = _with_programs(eqn, self._inside(eqn, pairs, is_here, is_after, at))
             eqns.append(eqn)
             if is_here and not inside and eqn.primitive is not sow_p:
                 eqns += self._of(eqn, [followed.read(x) for x in eqn.invars])
-        return followed.jaxpr.replace(eqns=_merged(eqns))
+            elif is_after and not inside:
+                made.update((v, eqn) for v in eqn.outvars)
+                eqns += self._of_gradient(eqn, self._gradient_of.get(at), made, passes)
+        is_same = len(eqns) == len(followed.jaxpr.eqns) and all(map(operator.is_, eqns, followed.jaxpr.eqns))
+        return followed.jaxpr if is_same else followed.jaxpr.replace(eqns=_merged(eqns))
 
-    def _inside(self, eqn: Any, programs: Sequence[Followed[Owners | None]], is_forward: bool) -> list[Jaxpr]:
+    def _inside(self, eqn: Any, programs: Sequence[Any], *args: Any) -> list[Jaxpr]:
         """The programs of an equation with tags. One branch of a conditional runs, so the others have the same uses."""
-        found, before, most = [], dict(self.n_uses), Counter[int]()
+        found, before, most = [], dict(self.n_uses), Counter[Any]()
         for program in programs:
             if eqn.primitive.name == COND:
                 self.n_uses = Counter(before)
-            found.append(self.added(program, is_forward))
+            found.append(self.added(*program, *args))
             most |= self.n_uses
         self.n_uses = most
         return found
+
+    def _of_gradient(self, eqn: Any, argument: int | None, made: Mapping[Any, Any], passes: Followed[int | None]):
+        """The tag of the cotangent from which an equation computes the gradient of an argument, if that is sure."""
+        found = {
+            (use, x)
+            for use in (self._uses[argument] if argument is not None else ())
+            for x in _operands_of_gradient(eqn, use.primitive, made)
+            if size_of(x) == use.size and passes.read(x) == _BACKWARD
+        }
+        if argument is None or len(found) != 1 or self.n_uses[argument] > MOST_USES:
+            return []
+        ((use, x),) = found
+        self.n_uses[argument, use.number] += 1
+        return [_tag(eqn, x, "cotangents", [(argument, use.number, use.is_layer)])]
 
     def _of(self, eqn: Any, operands: Sequence[Owners | None]) -> list[Any]:
         """The tags of an equation in which parameters meet data; empty if none does."""
@@ -171,7 +255,9 @@ class _Tags:
         for number, depth in owners:
             self.n_uses[number] += 1
             if self.n_uses[number] <= MOST_USES:
-                uses.append((number, self.n_uses[number], depth > 0))
+                use = _Use(self.n_uses[number], eqn.primitive.name, size_of(eqn.outvars[0]), depth > 0)
+                self._uses[number].add(use)
+                uses.append((number, use.number, use.is_layer))
         numeric = [i for i in data if _has_numbers(eqn.invars[i])]
         largest = max([math.prod(self.shapes[number][depth:]) for number, depth in owners])
         is_repeated = max([size_of(eqn.invars[i]) for i in owned]) > largest
@@ -187,6 +273,18 @@ class _Tags:
         if _has_numbers(eqn.outvars[0]) and type(eqn.outvars[0]).__name__ != "DropVar":
             tags.append(_tag(eqn, eqn.outvars[0], "outputs", uses))
         return tags if uses else []
+
+
+def _operands_of_gradient(eqn: Any, primitive: str, made: Mapping[Any, Any]) -> Sequence[Any]:
+    """The operands that may be the cotangent, if an equation computes the gradient of this primitive's operand."""
+    name = eqn.primitive.name
+    if primitive in ("add", "sub"):
+        return eqn.invars if name == "reduce_sum" else ()
+    if primitive == "gather":
+        return eqn.invars[2:] if name in SCATTER_ADDS else ()
+    if primitive == "mul" and name == "reduce_sum":
+        eqn = made.get(eqn.invars[0], eqn)
+    return eqn.invars if eqn.primitive.name == primitive else ()
 
 
 def _has_numbers(atom: Any) -> bool:
@@ -247,9 +345,11 @@ def _merged(eqns: Sequence[Any]) -> list[Any]:
 
 
 def _with_programs(eqn: Any, jaxprs: Sequence[Jaxpr]) -> Any:
-    """The equation with other programs, which have the same arguments and results."""
+    """The equation with other programs, which have the same arguments and results; the same with the same ones."""
 
     def replaced(old: Any, new: Jaxpr) -> Any:
+        if new is open_jaxpr(old):
+            return old
         return ClosedJaxpr(new, old.consts) if isinstance(old, ClosedJaxpr) else new
 
     if eqn.primitive.name == COND:
@@ -257,7 +357,8 @@ def _with_programs(eqn: Any, jaxprs: Sequence[Jaxpr]) -> Any:
         return eqn.replace(params={**eqn.params, "branches": new})
     old = eqn.params["body_jaxpr"] if eqn.primitive.name == WHILE else inner_jaxprs(eqn)[0]
     new = replaced(old, jaxprs[-1])
-    return eqn.replace(params={name: new if value is old else value for name, value in eqn.params.items()})
+    params = {name: new if value is old else value for name, value in eqn.params.items()}
+    return eqn if new is old else eqn.replace(params=params)
 
 
 # Rows of activations, which lie apart for each nest of loops, and where the history has them.
@@ -271,7 +372,7 @@ class _Place(NamedTuple):
 
 
 def activation_rows(
-    rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[int, int], is_light: bool
+    rows: Sequence[tuple[Reaped, Any]], names: Sequence[Attribution], n_uses: Mapping[Any, int], is_light: bool
 ) -> tuple[list[tuple[Attribution, Any]], list[str]]:
     """What was measured of activations, joined for each nest of loops, and notes on what is not.
 
@@ -295,7 +396,8 @@ def activation_rows(
         for row, feeds in enumerate(_feeds(sown)):
             for feed in feeds:
                 place = places.get(feed.argument)
-                if place is None or (is_light and sown.activations[row].n_rows):
+                is_unclear = feed.role == "cotangents" and n_uses[feed.argument, feed.use] > 1
+                if place is None or is_unclear or (is_light and sown.activations[row].n_rows):
                     continue
                 loops, around = _loops(axes), _loops(place.gradient.axes)
                 n_common = next(n for n in range(len(around), -1, -1) if loops[:n] == around[:n])

@@ -48,6 +48,10 @@ class Domain(Generic[V]):
         """What is known of the results of an equation; nothing is known of missing ones."""
         raise NotImplementedError
 
+    def inside(self, eqn: Any, operands: Sequence[V]) -> Sequence[V]:
+        """What is known of the operands of an equation in the programs that it holds."""
+        return operands
+
     def join(self, values: Sequence[V], atom: Any) -> V:
         """What is known of a value that is one of several. Joining the same values again must return the same."""
         return values[0] if all(value == values[0] for value in values[1:]) else self.unknown(atom)
@@ -96,7 +100,8 @@ class Followed(Generic[V]):
         self.visits.append((eqn, operands))
         if eqn.primitive.name in self.domain.enters:
             results: Sequence[V]
-            self.inside[id(eqn)], results = followed_inside(self.domain, eqn, operands)
+            known_inside = self.domain.inside(eqn, operands)
+            self.inside[id(eqn)], results = followed_inside(self.domain, eqn, known_inside)
             for program in self.inside[id(eqn)]:
                 self.visits += program.visits
         else:

@@ -349,9 +349,11 @@ def _measured(
     unread = Unread()
     lost = "Gradients that the step throws away are measured, too"
     program = unread.attempt(lost, program, drop_unused_tags, program)
-    n_uses: Mapping[int, int] = {}
+    n_uses: Mapping[Any, int] = {}
+    words = statistics_of_activations(statistics)
     if activations:
-        program, n_uses = unread.attempt(NO_ACTIVATIONS, (program, {}), with_activations, program)
+        tagged = with_activations, program, words != LIGHT_OF_ACTIVATIONS
+        program, n_uses = unread.attempt(NO_ACTIVATIONS, (program, {}), *tagged)
 
     def reduce(sown: Sown, values: Sequence[Any]) -> jax.Array:
         return reduce_leaves(_leaves(sown, values), statistics, sown.axes)
@@ -365,7 +367,6 @@ def _measured(
     elif reduces_partially(statistics) and jax.process_count() == 1:
         reducers = Reducers(reduce, None, lambda sown, values: _reduce_deferred(sown, values).per_device())
     left_out: set[str] = set()
-    words = statistics_of_activations(statistics)
     beside = {"of_activations": words, "with_params": updates, "received": received, "scaled": scaled}
     # The collector would search the whole trace several times; and in this context, JAX has cached the types.
     with gc_paused(), traced_anew():

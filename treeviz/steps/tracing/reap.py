@@ -987,7 +987,7 @@ def _form(value: Any, chain: Sequence[Any]) -> tuple[list[Any], tuple | None]:
     return inputs, (number[value], *form)
 
 
-_MOST = 32  # equations that are recomputed for a value
+_MOST = 64  # equations that are recomputed for a value
 
 
 def recomputed_equations(jaxpr: Jaxpr) -> dict[int, Chains]:
