@@ -1,5 +1,5 @@
 // `swap(html)` shows another document that has the same head in place of this one, in half of the time that it takes to load
-// it. It stands in a <main>; its scripts run anew. What the one before listened to outside of that is not listened to any more.
+// it. It stands in a <main>; its scripts run anew. What the one before listened to and observed is so no more, and it is freed.
 {
   let shown = new AbortController();
   const listen = EventTarget.prototype.addEventListener;
@@ -11,7 +11,15 @@
     }
     listen.call(target, name, listener, options);
   };
+  const observe = MutationObserver.prototype.observe;
+  const observers = new Set();
+  MutationObserver.prototype.observe = function (target, options) {
+    observers.add(this);
+    observe.call(this, target, options);
+  };
   window.swap = (html) => {
+    observers.forEach((observer) => observer.disconnect());
+    observers.clear();
     shown.abort();
     shown = new AbortController();
     const fresh = new DOMParser().parseFromString(html, "text/html");
