@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, chain, compress, islice, repeat, takewhile
-from operator import attrgetter, is_, itemgetter, length_hint, methodcaller
+from operator import is_, itemgetter, length_hint
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +168,6 @@ _FEWEST_SIBLINGS = 8
 _FIRST, _MOST = 16, 1 << 14  # siblings that are tried at once: four times as many after each success
 _ROWS_FOR_A_MISS = 256  # a failed try costs as much as walking about so many rows
 _shape_of, _dtype_of = np.ndarray.shape.__get__, np.ndarray.dtype.__get__  # type: ignore[attr-defined]
-_aval_of, _is_committed, _is_deleted = attrgetter("aval"), attrgetter("committed"), methodcaller("is_deleted")
 
 
 class Rows(NamedTuple):
@@ -326,12 +325,11 @@ class SimilarSiblings:
         if type(leaf) is np.ndarray:
             return {*map(_shape_of, others)} == {leaf.shape} and {*map(_dtype_of, others)} == {leaf.dtype}
         if describe == facts.array:
-            # Most are one object, which `count` compares faster than a set does.
-            n_equal = [[*map(of, others)].count(of(leaf)) for of in (_aval_of, _is_committed, _is_deleted)]
-            if n_equal != [len(others)] * 3:
-                return False
-            sharding, shardings = leaf.sharding, [other.sharding for other in others]
-            return False not in _are(shardings, type(sharding)) and shardings == [sharding] * len(shardings)
+            # Most avals are one object, which `count` compares fast.
+            first, *rest = [
+                (x.aval, x.committed, x.is_deleted(), type(x.sharding), x.sharding) for x in (leaf, *others)
+            ]
+            return rest.count(first) == len(rest)
         return isinstance(leaf, int | float) and bool(leaf) and {*others} == {leaf}  # 0.0 equals -0.0
 
 

@@ -480,7 +480,9 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     if kind == "b" or array.dtype == np.uint8:
         return array.astype(np.uint8, copy=False)
     if kind in "iu":
-        low, high = (int(reduce(array, None, initial=0)) for reduce in (np.minimum.reduce, np.maximum.reduce))
+        # Python compares the few distinct facts of a table faster.
+        ends = array.ravel().tolist() if array.size <= 64 else [array.min(), array.max()]
+        low, high = min(ends, default=0), max(ends, default=0)
         return array.astype(next((dtype for least, most, dtype in _WHOLE if least <= low and high <= most), _LONG))
     if array.dtype == np.float32:
         return array.astype(_SHORT, copy=False)
