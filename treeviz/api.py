@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from treeviz.analysis.checks.rule import Use as CheckUse
     from treeviz.analysis.checks.rules import Result
     from treeviz.analysis.compare.difference import Differences
-    from treeviz.analysis.overlay import Overlaid
     from treeviz.prepare import AnyColumn
     from treeviz.views.widget.widget import TreeWidget
 
@@ -44,9 +43,9 @@ class TreeOverlay(TreeView):
 
     differences: Differences
 
-    def __init__(self, found: Overlaid) -> None:
-        super().__init__(found.table, found.table.chosen(found.shown))
-        object.__setattr__(self, "differences", found.differences)
+    def __init__(self, table: TreeTable, shown: Sequence[str], differences: Differences) -> None:
+        super().__init__(table, table.chosen(shown))
+        object.__setattr__(self, "differences", differences)
 
     def text(self, *, width: int | None = None, **options: Any) -> str:
         """The table as aligned text, and below it hints that a line may have cut, such as corrected specs."""
@@ -454,4 +453,4 @@ def overlay(
     if use == "in_axes" and type(tree) is not tuple:
         tree = (tree,)
     side = Side(*scanned(tree, None, "args" if use == "in_axes" else "tree"))
-    return TreeOverlay(overlaid(prefix, side, USES[use](mesh), is_leaf))
+    return TreeOverlay(*overlaid(prefix, side, USES[use](mesh), is_leaf))

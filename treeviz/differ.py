@@ -30,6 +30,7 @@ from treeviz.tree.facts import Column
 from treeviz.tree.layers import Stacked
 from treeviz.tree.runtime import computed_once, gc_paused
 from treeviz.tree.table import TreeTable
+from treeviz.tree.text import counted
 from treeviz.views.text.terminal import wrapped
 from treeviz.views.view import View
 
@@ -70,11 +71,8 @@ class TreeDiff(DiffView):
         values: bool,
     ) -> None:
         kinds = count_kinds(found)
-        lines = (
-            *headline(kinds, tables.n_same, tables.n_unknown, values=values),
-            *(same_trees(found) if values else ()),
-            *same_values(sides[0], found[0]),
-        )
+        lines = headline(kinds, tables.n_same, tables.n_unknown, values=values)
+        lines += (same_trees(found) if values else ()) + same_values(sides[0], found[0])
         is_cut = tables.n_same and tables.is_cut
         whole = tables.whole.with_headline(*lines, *(["in this page only counted"] if is_cut else []))
         names = ["layers", "delta", "differ"] if len(found) == 1 else [f"tree{i}" for i in range(1, len(found) + 1)]
@@ -263,23 +261,17 @@ def assert_same(
     first, other = _side(left, is_leaf), _side(right, is_leaf)
     found = find_differences(first, other, values=values, rtol=rtol, atol=atol)
     found = with_hints(first, other, found, values=values, rtol=rtol, atol=atol)
-    keystr = first.table.keystrs()
-    unknown = [
-        f"{keystr(int(found.aligned.left[row])) or 'the root'}: not compared: {reason}"
-        for row, reason in found.not_compared.items()
-        if reason not in _WITHOUT_VALUES
-    ]
-    n_lines = len(found.differences) + len(unknown)
-    if n_lines:
-        n = f"{len(found.differences):,} {'difference' if len(found.differences) == 1 else 'differences'}"
-        n_more = n_lines - _MOST_LINES
-        shown = [*map(str, found.differences[:_MOST_LINES]), *unknown][:_MOST_LINES] + (
-            [f"… {n_more:,} more"] if n_more > 0 else []
-        )
-        summary = (
-            f"the trees are not the same: {n}" if found.differences else "it is unknown whether the trees are the same"
-        )
-        raise AssertionError("\n  ".join([summary, *shown]))
+    keystr, unknown = first.table.keystrs(), []
+    for row, reason in found.not_compared.items():
+        place = keystr(int(found.aligned.left[row])) or "the root"
+        unknown += [f"{place}: not compared: {reason}"] if reason not in _WITHOUT_VALUES else []
+    if found.differences or unknown:
+        n_more = len(found.differences) + len(unknown) - _MOST_LINES
+        lines = [*map(str, found.differences[:_MOST_LINES]), *unknown][:_MOST_LINES]
+        lines += [f"… {n_more:,} more"] if n_more > 0 else []
+        differ = f"the trees are not the same: {counted(len(found.differences), 'difference')}"
+        summary = differ if found.differences else "it is unknown whether the trees are the same"
+        raise AssertionError("\n  ".join([summary, *lines]))
 
 
 def explain_map(tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Differences:

@@ -83,11 +83,10 @@ class _Container:
 
 
 class WeakTree:
-    """The node or leaf of each row of a table, by weak reference.
+    """The node or leaf of each row of a table, by weak reference, or with `keep` by a strong one.
 
-    Modules and arrays support weak references. A dict, list or tuple does not, so it is searched by id among the
-    objects that the garbage collector tracks. If the search fails (a dict of NumPy arrays in a local variable), an
-    equal node is built from the leaves that are alive. `keep` keeps strong references instead.
+    A dict, list or tuple supports no weak reference, so it is searched by id among the objects that the garbage
+    collector tracks. If that fails (a dict of NumPy arrays in a local variable), an equal one is built from the leaves.
     """
 
     def __init__(self, table: TreeTable, nodes: Sequence[Any], *, keep: bool = False) -> None:
@@ -106,11 +105,7 @@ class WeakTree:
         return isinstance(self._refs[row], tuple) if self._kept is None else id(type(self._kept[row])) in _KEPT_TYPES
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The nodes of these rows, the same objects that were walked.
-
-        Raises:
-          ReferenceError: A node was freed.
-        """
+        """The nodes of these rows, the same objects that were walked; raises ReferenceError if one was freed."""
         if self._kept is not None:
             return [self._kept[row] for row in rows]
         wanted = [row for row in rows if isinstance(self._refs[row], _Container)]
@@ -287,11 +282,7 @@ class Explored:
         return self.nodes([0])[0]
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The nodes of these rows, the same objects that were passed in; for a layer, its slice of the stacked array.
-
-        Raises:
-          ReferenceError: A node was freed.
-        """
+        """The nodes of these rows, or for a layer its slice of the stacked array; may raise ReferenceError."""
         return [part_of(self.view.table, row, x) for row, x in zip(rows, self._weak_tree.nodes(rows), strict=True)]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
@@ -324,10 +315,7 @@ class Explored:
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page, one of `treeviz.views.widget.backend.OPERATIONS`, in plain data and buffers.
-
-        `numbers` are the row, then the arguments of the operation. A page may cancel a request late or never.
-        """
+        """Answer a request of the page; `numbers` are the row, then the arguments of the operation."""
         if not numbers:
             return {"sections": []}, []
         row, budget = numbers[0], Budget(is_cancelled)
@@ -456,11 +444,7 @@ class ExploredDiff:
         return self.view
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
-        """The leaf of each row in the first tree that has it; None for a node.
-
-        Raises:
-          ReferenceError: A leaf was freed.
-        """
+        """The leaf of each row in the first tree that has it, or None; raises ReferenceError if one was freed."""
         return [next((leaves[row] for leaves in self._diff.leaves if row in leaves), None) for row in rows]
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
@@ -481,10 +465,9 @@ class ExploredDiff:
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer "detail", "slice" or "statistics".
+        """Answer "detail" of a row, or "slice" or "statistics" of a row, a tree, and arguments.
 
-        `numbers` are the row; except for "detail", then the tree and the operation's arguments. The number after the
-        last tree stands for the second tree minus the first.
+        The number after the last tree stands for the second tree minus the first.
         """
         parts: Iterable[Part] = ()
         budget = Budget(is_cancelled)

@@ -190,17 +190,15 @@ def shard_section(array: Any) -> list[dict[str, Any]]:
     cuts = [len({bounds[axis] for bounds in parts}) for axis in range(len(shape))]
     cut_axes = [axis for axis, n in enumerate(cuts) if n > 1]
     title = f"{counted(len(parts), 'part')} on {n_devices} devices"
-    sharding_facts = describe_sharding(sharding)
-    title += f" in {sharding_facts.memory}" if sharding_facts is not None and sharding_facts.memory else ""
-    if cut_axes:
-        title += f", cut along {', '.join(f'axis {axis} into {cuts[axis]}' for axis in cut_axes)}"
+    facts, along = describe_sharding(sharding), ", ".join(f"axis {axis} into {cuts[axis]}" for axis in cut_axes)
+    title += f" in {facts.memory}" if facts is not None and facts.memory else ""
+    title += f", cut along {along}" if cut_axes else ""
     cells = []
     for bounds in sorted(parts)[:MOST_CELLS]:
         ids = id_text(sorted(device.id for device in parts[bounds]))
         part = ", ".join(f"{low}:{high}" for low, high in bounds)
         cells.append([visible(f"{parts[bounds][0].platform}:{ids}"), f"[{part}]"])
-    columns = cuts[cut_axes[-1]] if cut_axes else 1
-    n_more = max(len(parts) - MOST_CELLS, 0)
+    columns, n_more = cuts[cut_axes[-1]] if cut_axes else 1, max(len(parts) - MOST_CELLS, 0)
     return [{"kind": "grid", "title": title, "columns": columns, "cells": cells, "n_more": n_more}]
 
 
@@ -223,17 +221,10 @@ class Window(NamedTuple):
 
 
 def window(array: jax.Array | np.ndarray | Stored, axes: Sequence[int] = (), starts: Sequence[int] = ()) -> Window:
-    """The part of an array from `starts` on: 64 × 64 along two axes, of size 1 along the others.
+    """The part of an array from `starts` on: 64 × 64 along two axes, by default the last, of size 1 along the others.
 
     A sharded array is not gathered: the overlap of each shard with the window is sliced on its device and
-    transferred. Costs one small transfer for each such shard.
-
-    Args:
-      axes: The axes of the rows and the columns; by default the last two.
-      starts: One for every axis; reduced where the window would extend beyond the end.
-
-    Raises:
-      ValueError: The array has no such axes, or `starts` has another length than its shape.
+    transferred. Starts are reduced where the window would extend beyond the end. Raises ValueError for other axes.
     """
     n = len(array.shape)
     rows, columns = axes or (n - 2 if n > 1 else -1, n - 1)

@@ -25,7 +25,8 @@ def fact_columns(table: TreeTable, mesh: str = "") -> tuple[Column, ...]:
     dtypes = [f"~{f.dtype}" if f.weak and f.dtype else f.dtype for f in facts]
     return (
         *([column("axis", axes, title="axes", help="The names of its axes")] if any(axes) else []),
-        *(column(name, [getattr(f, name) for f in facts]) for name in ("kind", "type")),
+        column("kind", [f.kind for f in facts]),
+        column("type", [f.type for f in facts]),
         column("shape", [shape_text(f.shape) for f in facts]),
         column("dtype", dtypes, help="~ marks weak types"),
         column("sharding", [sharding_text(f, mesh) for f in facts]),
@@ -186,7 +187,7 @@ def headline(table: TreeTable) -> tuple[str, ...]:
         text = f"{at_least}{everything} {one if everything == '1' else several}".strip()
         return text if once == everything else f"{text} ({at_least}{once} unique)"
 
-    leaves, elements, n_bytes = ([getattr(f, name) for f in table.facts] for name in ("leaves", "elements", "bytes"))
+    leaves, elements, n_bytes = [[getattr(f, name) for f in table.facts] for name in ("leaves", "elements", "bytes")]
     parts = [total(leaves, "leaf", "leaves")]
     if sum(map(mul, n_bytes, n_rows)):
         inside, counts, n_inside = _parameters(table), [], [0] * len(n_rows)
@@ -288,8 +289,8 @@ class Memory(NamedTuple):
 def memories_of(table: TreeTable) -> dict[str, Memory]:
     """The memories that hold any array of the tree, and the three constant ones; host memory comes near the end."""
     platforms = {facts.sharding.platform for facts in table.facts if facts.sharding is not None}
-    new = lambda: Memory([], [-1] * len(table.facts), [0] * len(table.facts))  # noqa: E731
-    found = defaultdict(new, {name: new() for name in (DEFAULT, HOST, NOWHERE)})
+    names = {DEFAULT, HOST, NOWHERE, *[facts.sharding.memory for facts in table.facts if facts.sharding is not None]}
+    found = {name: Memory([], [-1] * len(table.facts), [0] * len(table.facts)) for name in names}
     sets: dict[tuple, Devices] = {}
     known: dict[tuple[str, Devices], int] = {}
     for code, facts in enumerate(table.facts):
@@ -320,7 +321,7 @@ def memories_of(table: TreeTable) -> dict[str, Memory]:
         for i, (platform, ids) in enumerate(memory.groups if sizes else ()):
             covered = frozenset(size for size in sizes if size <= max(ids))
             memory.groups[i] = platform, ids if platform else covered
-    in_the_middle = sorted({*found} - {DEFAULT, HOST, NOWHERE})
+    in_the_middle = sorted([name for name in names - {DEFAULT, HOST, NOWHERE} if found[name].groups])
     return {name: found[name] for name in (DEFAULT, *in_the_middle, HOST, NOWHERE)}
 
 
@@ -567,7 +568,8 @@ def _headline(table: TreeTable, memories: dict[str, Memory], held: dict[str, Hel
             lines.append(f"on {only.name}" if is_alone else f"{size}{in_memory} on {only.name}")
     if lines and nowhere.groups and (elsewhere := sum(map(mul, nowhere.bytes, _n_rows(table, is_first(table))))):
         lines.append(f"{at_least}{bytes_text(elsewhere)} on no JAX device")
-    return tuple(lines) if any(memory.groups for name, memory in memories.items() if name != HOST) else ()
+    on_devices = [name for name, memory in memories.items() if memory.groups and name != HOST]
+    return tuple(lines) if on_devices else ()
 
 
 def bytes_by_device(table: TreeTable, row: int) -> list[tuple[str, str]]:

@@ -270,12 +270,6 @@ class Misfits(NamedTuple):
         return Differences(difference for _, difference in sorted(self.found, key=lambda pair: pair[0]))
 
 
-class Overlaid(NamedTuple):
-    table: TreeTable
-    shown: tuple[str, ...]
-    differences: Differences
-
-
 @gc_paused()
 def find_misfits(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Misfits:
     """Align a prefix with a tree; linear in the rows."""
@@ -312,8 +306,10 @@ def find_misfits(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], boo
 
 
 @gc_paused()
-def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None) -> Overlaid:
-    """See `treeviz.overlay`."""
+def overlaid(
+    prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] | None
+) -> tuple[TreeTable, tuple[str, ...], Differences]:
+    """The table, the names of columns to show and the differences of `treeviz.overlay`."""
     misfits, table = find_misfits(prefix, side, use, is_leaf), side.table
     found, given, specs, codes, spec_of_row, judged = misfits
     notes: dict[int, tuple[Note, ...]] = {}
@@ -337,7 +333,7 @@ def overlaid(prefix: Any, side: Side, use: Use, is_leaf: Callable[[Any], bool] |
     counts = ", ".join(f"{kinds[kind]:,} {_word(kind)}" for kind in MEANINGS if kinds[kind])
     total = f"{counted(len(differences), 'mismatch', 'mismatches')}: {counts}" if differences else "no mismatch"
     table = table.with_headline(total, *judged.headline, *table.headline)
-    return Overlaid(table, (use.name, *(column.name for column in judged.columns)), differences)
+    return table, (use.name, *(column.name for column in judged.columns)), differences
 
 
 def _distinct(specs: Iterable[Any]) -> tuple[list[Any], list[int]]:

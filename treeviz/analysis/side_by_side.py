@@ -311,16 +311,11 @@ def other_tree_columns(
     is_leaf: Callable[[Any], bool] | None = None,
     budget: Budget = WHOLE,
 ) -> OtherTreeColumns:
-    """Columns for every subtree of other trees that has the structure of this tree.
+    """Columns for every subtree of other trees that has the structure of this tree, as `find_structure` defines it.
 
-    `find_structure` defines which subtrees match. If no subtree of a tree matches, but the whole tree has the structure
-    of subtrees of this one (gradients and a train state), its leaves are shown in their rows. A tree without arrays,
-    such as a mask, may also be a prefix of this one: see `treeviz.overlay`. No array is kept alive.
-    Costs the walk of the other trees and about 1 µs a pair of leaves, with `stats` also `value_statistics`.
-
-    Args:
-      stats: Read the values; adds the ratio of root mean squares if the table has value statistics.
-      budget: Of each other tree; rows that it leaves out are noted at the root.
+    If no subtree of a tree matches, but the whole tree has the structure of subtrees of this one (gradients and a train
+    state), its leaves are shown in their rows. A tree without arrays, such as a mask, may also be a prefix of this one:
+    see `treeviz.overlay`. Costs the walk of the other trees, each within the budget, and about 1 µs a pair of leaves.
     """
     notes: list[Note] = []
     columns: list[Column] = []
@@ -393,9 +388,6 @@ def _at(
 ) -> _Found:
     facts = [other.facts[code] for code in other.fact_codes[leaves].tolist()]
     return _Found(other, row, rows, facts, [nodes[leaf] for leaf in leaves.tolist()], inside)
-
-
-# Columns
 
 
 def _labels(table: TreeTable, found: _Found, same: list[bool]) -> Column:

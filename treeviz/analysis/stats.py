@@ -676,23 +676,15 @@ def value_statistics(
     budget: Budget = WHOLE,
     _on_host: Callable[[jax.Array], bool] = lies_on_host,
 ) -> tuple[tuple[Column, ...], dict[int, str]]:
-    """Statistics of the values of every leaf and every subtree.
+    """The columns `VALUE_STATISTICS` of every leaf and subtree; and the reasons of arrays without statistics, by row.
 
     Each array is read in place: on the host in chunks without compiling, on an accelerator by one program per
     shape and dtype, a sharded array shard by shard; then all results are transferred at once. No host copy
     stays cached on an array, and arrays that are not fully addressable are not read. An array that occurs several
     times is read once and counts each time; a subtree that the walk skipped counts at its first occurrence. The layers
-    of an array that is open into them are read one by one; the array has the union of their statistics.
-
-    Costs about 4 ns an element on the host, 5 µs a small array.
-
-    Args:
-      max_elements: A host array with more is not read.
-      budget: Its `read_s` limits the time for arrays in host memory; those left over are not read.
-
-    Returns:
-      The columns `VALUE_STATISTICS`, NaN where there are no values; and the reasons of arrays without statistics,
-      by row.
+    of an array that is open into them are read one by one; the array has the union of their statistics. Costs about
+    4 ns an element on the host, 5 µs a small array. Host arrays with more than `max_elements`, and those for which the
+    budget's `read_s` is not enough, are not read.
     """
     scan = Scan(max_elements, _on_host, budget)
     rows, owners, arrays_read = [], [], []

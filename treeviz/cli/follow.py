@@ -174,8 +174,7 @@ class RunScreen:
             np.subtract.at(ends, table.end[closed], 1)
             is_shown = ends[:-1].cumsum() == 0
         rows = is_shown.nonzero()[0]
-        n_shown = np.bincount(table.parent[rows[1:]], minlength=len(table))
-        return rows, (np.bincount(table.parent[1:], minlength=len(table)) - n_shown)[rows]
+        return rows, np.bincount(table.parent[1:][~is_shown[1:]], minlength=len(table))[rows]
 
     def turn(self, row: int, is_open: bool | None = None) -> int:
         """Open or close a node; None: the other of both. Returns the row to select: the first child of what is open

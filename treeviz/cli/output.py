@@ -10,7 +10,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,21 +27,12 @@ _bars: list[Any] = []  # the bar of the running command, and a line about what i
 _expected: list[Any] = []  # trees not yet in the bar's total
 
 
-class _StatusLine:
-    """A line on standard error about a step that takes long; erased before anything is printed."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        print(f"{text}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        print(f"\r{' ' * len(self._text)}\r", end="", file=sys.stderr, flush=True)
-
-
 def say(text: str) -> None:
     """Show what the command does until it prints something; nothing if standard error is not a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
-        _bars.append(_StatusLine(text))
+        write = partial(print, end="", file=sys.stderr, flush=True)
+        write(text)
+        _bars.append(SimpleNamespace(close=lambda: write(f"\r{' ' * len(text)}\r")))
 
 
 @contextmanager

@@ -158,8 +158,9 @@ def deliver_list(
     from treeviz.tree.text import counted
     from treeviz.views.text.cells import BAD, WRITE
 
-    columns = [] if options.find is None else compared_columns(view.table, options.find)
-    rows = rows if options.find is None else view.find(options.find)
+    columns: list[Column] = []
+    if options.find is not None:
+        columns, rows = compared_columns(view.table, options.find), view.find(options.find)
     if columns:
         rows = [row for row in rows if row.is_leaf or row.kind == "layer"] or rows
     n_matches = len(rows)

@@ -87,8 +87,7 @@ def state_index(node: Any) -> Description:
 
 @describes_from("equinox.nn", "State")
 def state(node: Any) -> Description:
-    values = stored_attribute(node, "_state")
-    if not isinstance(values, dict):
+    if not isinstance(values := stored_attribute(node, "_state"), dict):
         return Description("node")
     return Description("node", static=(), labels=[key if type(key) is str else value_text(key) for key in values])
 

@@ -32,7 +32,7 @@ from treeviz.tree.keys import MISSING, stored_attribute, stored_attributes
 from treeviz.tree.level import knows_child_keys
 from treeviz.tree.opaque import arrays_inside
 from treeviz.tree.runtime import PrivateName, why_missing
-from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_function, mro, value_text
+from treeviz.tree.text import class_attribute, class_name, guarded, has_base, is_any, is_function, mro, value_text
 
 _NO_CONFIGURATION = ("parent", "name")
 _PRIVATE = ("_pytree__", "_object__")
@@ -170,9 +170,8 @@ def nnx_state(node: Any) -> Description:
 @describes_from("flax.nnx", "FlatState")
 def flat_state(node: Any) -> Description:
     keys = stored_attribute(node, "_keys")
-    if type(keys) is not tuple and type(keys) is not list:
-        return Description("node", static=())
-    return Description("node", static=(), labels=["/".join(map(str, path)) for path in keys])
+    labels = ["/".join(map(str, path)) for path in keys] if is_any(type(keys), (tuple, list)) else None
+    return Description("node", static=(), labels=labels)
 
 
 @describes_from("flax.nnx", "GraphDef")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from typing import Any
@@ -48,10 +47,5 @@ def by_path(function: Any) -> dict[str, Any] | None:
     paths = [each.path for each in model.trainable_variables]
     if len({*paths}) < len(paths):
         return None
-    keystrs = ["".join(f"[{part!r}]" for part in path.split("/")) for path in paths]
-
-    def tidy_path(path: str) -> str:
-        match = re.fullmatch(r"\[(\d+)\]", path)
-        return keystrs[int(match[1])] if match and int(match[1]) < len(keystrs) else path
-
-    return {"tidy_path": tidy_path}
+    keystrs = {f"[{i}]": "".join(f"[{part!r}]" for part in path.split("/")) for i, path in enumerate(paths)}
+    return {"tidy_path": lambda path: keystrs.get(path, path)}

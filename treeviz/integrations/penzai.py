@@ -64,9 +64,8 @@ def _axes(array: Any) -> list[str]:
     """The names of the data's axes, in order; "" for an axis without a name."""
     n_axes = len(stored_attribute(array, "data_array").shape)
     named = stored_attribute(array, "named_axes")  # the last axes, in order
-    if isinstance(named, dict):
-        name_of_axis = dict(enumerate(named, n_axes - len(named)))
-    else:
-        name_of_axis = {axis: name for name, axis in stored_attribute(array, "data_axis_for_name").items()}
+    is_plain = isinstance(named, dict)
+    axes = {} if is_plain else stored_attribute(array, "data_axis_for_name")
+    name_of_axis = dict(enumerate(named, n_axes - len(named))) if is_plain else {i: name for name, i in axes.items()}
     names = [name_of_axis.get(i, "") for i in range(n_axes)]
     return [name if type(name) is str else value_text(name, 40) for name in names]

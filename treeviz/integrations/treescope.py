@@ -149,10 +149,8 @@ def array_pictures(table: TreeTable, nodes: Sequence[Any]) -> dict[int, str | Dr
     """HTML documents with the values of a tree's arrays, by row number; our own drawings if treescope fails.
 
     Each shows the first elements along every axis: at most 64 × 64 per array, fewer if there are many arrays, and only
-    the first arrays if there are more than some 780. For a sharded array, the first shard is drawn. Deleted arrays,
-    tracers, and arrays that are partly in another process have no picture. Only the drawn elements are copied.
-
-    The documents contain scripts of treescope: show them in a sandboxed frame.
+    the first arrays if there are more than some 780; of a sharded array the first shard. Only these elements are
+    copied. The documents contain scripts of treescope: show them in a sandboxed frame.
     """
     leaves = [row for row in np.flatnonzero(table.is_leaf).tolist() if KINDS[table[row].kind].has_values]
     arrays = {row: array_inside(nodes[row]) if table[row].kind == "variable" else nodes[row] for row in leaves}

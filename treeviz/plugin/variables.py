@@ -37,9 +37,9 @@ class Summaries:
 
     def get_str_in_context(self, val: Any, context: str) -> str | None:
         """The first rows of a tree in the debug console. Arrays there, and copies to the clipboard, are unchanged."""
-        if context == "clipboard":
-            return None
-        return self.get_str(val) if context != "repl" else _guarded(lambda: _rows(val))
+        if context == "repl":
+            return _guarded(lambda: _rows(val))
+        return None if context == "clipboard" else self.get_str(val)
 
 
 class ArrayFacts:

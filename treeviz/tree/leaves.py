@@ -47,7 +47,7 @@ _MOST_RUNS = 4  # of ids in a text
 
 def describe_sharding(sharding: Any) -> Sharding | None:
     """The facts of a sharding that do not depend on the array; None if there are none."""
-    return guarded(lambda: _describe(sharding), lambda _: None)
+    return guarded(functools.partial(_describe, sharding), lambda _: None)
 
 
 def traced_sharding(aval: Any) -> Any:
@@ -149,8 +149,10 @@ def id_text(ids: Sequence[int]) -> str:
 
 def _devices(sharding: Any) -> list[Any]:
     """The devices in the order of the mesh, or else of their ids; empty for an abstract mesh."""
-    by_id = lambda _: sorted(guarded(lambda: sharding.device_set, lambda _: ()), key=lambda x: x.id)  # noqa: E731
-    return guarded(lambda: list(sharding.mesh.devices.flat), by_id)
+    in_order = guarded(lambda: list(sharding.mesh.devices.flat), lambda _: None)
+    if in_order is not None:
+        return in_order
+    return sorted(guarded(lambda: sharding.device_set, lambda _: ()), key=lambda device: device.id)
 
 
 def _memory(sharding: Any, devices: list[Any]) -> str:

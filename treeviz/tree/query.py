@@ -8,12 +8,13 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from treeviz.tree.facts import NOTES, Column, Facts, Note
 from treeviz.tree.keys import Key, index_key
+from treeviz.tree.text import counted
 
 # Parse a query such as `dtype:bf16 layers/*/w | nan` into terms, without a tree
 
@@ -217,26 +218,18 @@ def did_you_mean(name: str, known: Sequence[str], prefix: str = "") -> str:
 
 
 class Table(Protocol):
-    """The part of `treeviz.TreeTable` that a search reads."""
+    """The part of `treeviz.TreeTable` that a search reads, whose module imports this one."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def depth(self) -> np.ndarray: ...
-    @property
-    def end(self) -> np.ndarray: ...
-    @property
-    def position(self) -> np.ndarray: ...
-    @property
-    def key_codes(self) -> np.ndarray: ...
-    @property
-    def keys(self) -> tuple[Key, ...]: ...
-    @property
-    def fact_codes(self) -> np.ndarray: ...
-    @property
-    def facts(self) -> tuple[Facts, ...]: ...
-    @property
-    def notes(self) -> Mapping[int, tuple[Note, ...]]: ...
+    name: Final[str]
+    depth: Final[np.ndarray]
+    end: Final[np.ndarray]
+    position: Final[np.ndarray]
+    key_codes: Final[np.ndarray]
+    keys: Final[tuple[Key, ...]]
+    fact_codes: Final[np.ndarray]
+    facts: Final[tuple[Facts, ...]]
+    notes: Final[Mapping[int, tuple[Note, ...]]]
+
     @property
     def columns(self) -> Mapping[str, Column]: ...
     def rolled(self, column: Column) -> np.ndarray: ...
@@ -536,9 +529,6 @@ def _shape_in(word: str) -> Callable[[Facts], bool] | None:
     return fits
 
 
-# The row's own facts
-
-
 def _by_facts(table: Table, test: Callable[[Facts], bool]) -> np.ndarray:
     return np.fromiter((test(facts) for facts in table.facts), dtype=bool, count=len(table.facts))[table.fact_codes]
 
@@ -573,21 +563,15 @@ def _noted(table: Table, test: Callable[[Note], bool]) -> list[int]:
     return [row for row, notes in table.notes.items() if any(map(test, notes))]
 
 
-# Numbers
-
-
 def _flagged_by_values(table: Table, word: str) -> np.ndarray:
-    columns = [table.columns[name] for name in _FLAG_COLUMNS[word] if name in table.columns]
-    if not columns and word != "zeros":
-        columns = [column for name, column in table.columns.items() if name.endswith(_NOT_FINITE)]
-    if not columns:
+    own = [column for name, column in table.columns.items() if name in _FLAG_COLUMNS[word]]
+    of_run = [column for name, column in table.columns.items() if name.endswith(_NOT_FINITE) and word != "zeros"]
+    if not (columns := own or of_run):
         raise ValueError(f'find: {word} {_NEEDS_VALUES} To search for the text itself, put it in quotes: "{word}"')
     found = np.any([table.rolled(column) > 0 for column in columns], axis=0)
     if not found.any() and (n_unread := int(unread(table).sum())):
-        raise ValueError(
-            f"find: there is no {word} in what was read. "
-            f"The values of {n_unread:,} {'leaf' if n_unread == 1 else 'leaves'} were not read."
-        )
+        leaves = counted(n_unread, "leaf", "leaves")
+        raise ValueError(f"find: there is no {word} in what was read. The values of {leaves} were not read.")
     return found
 
 

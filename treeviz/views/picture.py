@@ -110,19 +110,14 @@ Shape = Text | Box | Line | Curve | Cells
 
 
 class Picture(NamedTuple):
-    """Shapes in drawing order: later ones cover earlier ones.
-
-    Attributes:
-      description: The contents in words, for screen readers.
-      inches: The width on paper; None: as wide as on a screen.
-    """
+    """Shapes in drawing order: later ones cover earlier ones."""
 
     title: str
     width: int
     height: int
     shapes: list[Shape]
-    description: str = ""
-    inches: float | None = None
+    description: str = ""  # the contents in words, for screen readers
+    inches: float | None = None  # the width on paper; None: as wide as on a screen
 
 
 def inches_of(width: str) -> float:
@@ -253,9 +248,7 @@ _HALF_CROSS = 3  # pixels: half a cross
 class HeatMapColumn:
     """The strips of all rows, with crosses for NaN and Inf, and lines for zeros on a logarithmic scale.
 
-    Attributes:
-      ends: The values of the first and last color, as text: the fences of a box plot (Tukey 1977), so that outliers
-        also have these colors.
+    `ends` are the values of the first and last color, as text: the fences of a box plot (Tukey 1977).
     """
 
     def __init__(self, series: Series, rows: np.ndarray, width: float = WIDTH) -> None:
@@ -512,14 +505,9 @@ Badge = tuple[str, str]  # a text and a role
 
 
 def draw(view: View, *, inches: float | None = None) -> Picture:
-    """Draw `MAX_ROWS` rows, the first ones of every subtree, with their keys, types and columns.
+    """Draw `MAX_ROWS` rows, the first ones of every subtree: the cells of the text view, the first series, badges.
 
-    The cells are those of the text view. Each row shows the last value, a sparkline and a heat map of the first series;
-    badges show the findings of all series.
-
-    Args:
-      inches: The width on paper, where text is 7 points high: names and details are shortened, and columns that do not
-        fit are left out.
+    On paper of a width in `inches`, where text is 7 points high, names are shortened and some columns left out.
     """
     scalars, view = view.scalars, in_brief(view, fold=True)
     room = math.inf if inches is None else int(inches * 72 / _POINTS * FONT)

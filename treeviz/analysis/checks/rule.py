@@ -111,10 +111,7 @@ class Checked:
 
     def noted(self, kind: str) -> Iterator[tuple[int, Note]]:
         """(row, note) for each note of a kind that `walk` made."""
-        for row, notes in self.table.notes.items():
-            for note in notes:
-                if note.kind == kind:
-                    yield row, note
+        yield from ((row, note) for row, notes in self.table.notes.items() for note in notes if note.kind == kind)
 
 
 class Found(NamedTuple):
@@ -178,13 +175,16 @@ def registration(leaf: Any) -> str:
         before = f"{name} = type({{at}})\n"
     elif module not in ("__main__", "builtins", ""):
         before = f"from {module} import {name.partition('.')[0]}\n"
-    stored = [(attribute, value) for attribute, value in attributes(leaf) if not attribute.startswith("__")]
+    stored = {attribute: value for attribute, value in attributes(leaf) if not attribute.startswith("__")}
     if any(_has_arrays(value) for _, value in items(leaf, _MAX_OBJECTS)[0]):
         of_container = _of_dict if has_base(cls, dict) else _of_sequence
-        return before + of_container(leaf, name, [attribute for attribute, _ in stored])
-    data = [attribute for attribute, value in stored if _has_arrays(value)]
-    meta = [attribute for attribute, _ in stored if attribute not in data]
-    if _takes_keywords(cls, [*data, *meta]):
+        return before + of_container(leaf, name, [*stored])
+    data = [attribute for attribute, value in stored.items() if _has_arrays(value)]
+    meta = [attribute for attribute in stored if attribute not in data]
+    init = class_attribute(cls, "__init__")
+    code = init.__code__ if type(init) is types.FunctionType and stored else None
+    keywords = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount] if code else ()
+    if code and not code.co_posonlyargcount and {*keywords} == {*stored}:  # the constructor takes exactly these
         return f"{before}jax.tree_util.register_dataclass({name}, data_fields={data!r}, meta_fields={meta!r})"
     base = next(base for base in mro(cls) if type(namespace(base).get("__new__")) is types.BuiltinFunctionType)
     new = f"{name if base is cls else _builtin(base)}.__new__({name})"
@@ -247,12 +247,9 @@ def _with_keys(name: str, new: str, attributes: list[str], values: str, flat: st
 
 def _constructors(cls: type) -> list[types.CodeType]:
     """The code of the `__new__` and `__init__` that are written in Python."""
-    codes = []
-    for name in ("__new__", "__init__"):
-        method = class_attribute(cls, name)
-        function = method.__func__ if type(method) is staticmethod else method
-        codes += [function.__code__] if type(function) is types.FunctionType else []
-    return codes
+    methods = [class_attribute(cls, name) for name in ("__new__", "__init__")]
+    functions = [method.__func__ if type(method) is staticmethod else method for method in methods]
+    return [function.__code__ for function in functions if type(function) is types.FunctionType]
 
 
 def _can_be_called(cls: type, others: Collection[str]) -> bool:
@@ -266,16 +263,6 @@ def _has_arrays(value: Any) -> bool:
 
 def _tuple_of(names: Collection[str]) -> str:
     return f"({''.join(f'x.{name}, ' for name in names).rstrip()})"
-
-
-def _takes_keywords(cls: type, names: Collection[str]) -> bool:
-    """Whether the constructor takes exactly these attributes as keywords."""
-    init = class_attribute(cls, "__init__")
-    if type(init) is not types.FunctionType or not names:
-        return False
-    code = init.__code__
-    arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-    return code.co_posonlyargcount == 0 and set(arguments) == set(names)
 
 
 def as_child(node: Any) -> str:

@@ -353,8 +353,9 @@ def replicated_beside_sharded(checked: Checked) -> Iterator[Found]:
     Each device holds the whole of it.
     """
     shardings = [f.sharding for f in checked.table.facts if f.is_leaf and f.sharding is not None]
-    is_any_split = any(sharding.n_devices > 1 and not sharding.replicated for sharding in shardings)
-    for row in checked.rows(lambda f: is_any_split and f.is_leaf and f.bytes >= MIB):
+    if not [sharding for sharding in shardings if sharding.n_devices > 1 and not sharding.replicated]:
+        return
+    for row in checked.rows(lambda f: f.is_leaf and f.bytes >= MIB):
         facts = checked.facts(row)
         if (sharding := facts.sharding) and sharding.replicated:
             text = f"replicated on {sharding.n_devices} devices, {bytes_text(facts.bytes)} on each; others are sharded"
@@ -852,12 +853,10 @@ _GENERATED = ("<string>", "<attrs generated")  # the file names of methods that 
 
 
 def comparison(aux: Any) -> Comparison:
-    """What `==` compares in auxiliary data that holds arrays. Runs no user code.
+    """What `==` compares in auxiliary data that holds arrays: the first of these. Runs no user code.
 
-    Returns:
-      The first of these. "arrays": arrays, whose `==` has no truth value, in containers or dataclass fields.
-      "identity": objects that are equal only to themselves. "own": objects whose class defines `==`.
-      "function": functions that captured the arrays.
+    "arrays": arrays, whose `==` has no truth value, in containers or dataclass fields. "identity": objects that are
+    equal only to themselves. "own": objects whose class defines `==`. "function": functions that captured the arrays.
     """
     comparisons: set[Comparison] = set()
     waiting, seen = deque([aux]), set[int]()

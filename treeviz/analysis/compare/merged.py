@@ -186,22 +186,13 @@ _ABSENT = object()
 
 
 class Drift(NamedTuple):
-    """How far every row has moved.
+    """How far every row has moved, and the number of leaves of each fate."""
 
-    Attributes:
-      series: For each of the other trees the norm of the change, relative to the first norm and absolute. A row whose
-        first norm is zero has no relative change.
-      from_zero: By row, the last norm of the change of leaves whose first norm is zero.
-      n_moved: The number of leaves that differ in any tree.
-      n_same: The number of leaves that were compared in all trees and never differ.
-      n_left_out: The number of leaves that are missing, have another shape or cannot be read in some tree.
-    """
-
-    series: tuple[Series, Series]
-    from_zero: dict[int, float]
-    n_moved: int
-    n_same: int
-    n_left_out: int
+    series: tuple[Series, Series]  # the norm of the change in each other tree, relative to the first norm and absolute
+    from_zero: dict[int, float]  # by row, the last norm of the change of leaves whose first norm is zero
+    n_moved: int  # that differ in any tree
+    n_same: int  # that were compared in all trees and never differ
+    n_left_out: int  # that are missing, have another shape or cannot be read in some tree
 
 
 def drift(first: Side, others: Iterable[Side], steps: Sequence[int]) -> Drift:

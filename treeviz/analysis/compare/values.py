@@ -182,10 +182,8 @@ def compare_arrays(left: Any, right: Any, *, rtol: float = 0.0, atol: float = 0.
 
     NaN equals NaN. An infinity and a PRNG key equal only themselves, whatever the tolerance. Integers and bools are
     compared without rounding, other values of one dtype bitwise and then in float64. Arrays in host memory are read in
-    place, a chunk at a time; an accelerator reduces its own; if one is in a file, both are read in its order.
-
-    Raises:
-      CannotCompare: One of them is deleted, traced, abstract, or partly in another process, or holds no numbers.
+    place, a chunk at a time; an accelerator reduces its own; if one is in a file, both are read in its order. Raises
+    CannotCompare if one is deleted, traced, abstract, or partly in another process, or holds no numbers.
     """
     if Stored in (type(left), type(right)):
         return _compare_stored(left, right, rtol, atol)

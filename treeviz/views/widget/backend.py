@@ -28,29 +28,23 @@ class Backend(Protocol):
 
     def replace(self, tree: Any, trees: Mapping[str, Any]) -> Replaced:
         """Show another tree, with the columns of other trees, by name."""
-        ...
 
     def nodes(self, rows: Sequence[int]) -> list[Any]:
         """The objects of the rows; raises ReferenceError if one was freed."""
-        ...
 
     def paths(self, rows: Sequence[int]) -> list[tuple]:
         """The JAX key paths of the rows."""
-        ...
 
     def where(self, tree: Any, rows: Sequence[int]) -> list[Any]:
         """The nodes of another tree of the same structure at these rows; raises LookupError if there are none."""
-        ...
 
     def answer(
         self, operation: str, numbers: Sequence[int], is_cancelled: Callable[[], bool]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Answer a request of the page: JSON, and binary buffers. `operation` is one of `requests.OPERATIONS`."""
-        ...
+        """Answer a request of the page: JSON, and binary buffers. `operation` is one of `OPERATIONS`."""
 
     def close(self) -> None:
         """Release the tree."""
-        ...
 
 
 # The requests of a page, and their answers

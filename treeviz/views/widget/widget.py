@@ -78,6 +78,12 @@ class _State(threading.local):
         self.to_send: set[str] = set()
 
 
+def _of_thread(name: str) -> Any:
+    return property(
+        lambda self: getattr(self._thread_state, name), lambda self, value: setattr(self._thread_state, name, value)
+    )
+
+
 class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
     """A widget whose traits several threads may set, such as a training loop and the handler of page messages.
 
@@ -91,25 +97,9 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         self._thread_state = _State()
         super().__init__(**traits)
 
-    @property
-    def _property_lock(self) -> dict[str, Any]:
-        return self._thread_state.from_the_page
-
-    @_property_lock.setter
-    def _property_lock(self, properties: dict[str, Any]) -> None:
-        self._thread_state.from_the_page = properties
-
-    @property
-    def _holding_sync(self) -> bool:
-        return self._thread_state.is_holding
-
-    @_holding_sync.setter
-    def _holding_sync(self, is_holding: bool) -> None:
-        self._thread_state.is_holding = is_holding
-
-    @property
-    def _states_to_send(self) -> set[str]:
-        return self._thread_state.to_send
+    _property_lock = _of_thread("from_the_page")
+    _holding_sync = _of_thread("is_holding")
+    _states_to_send = _of_thread("to_send")
 
     @contextmanager
     def hold_trait_notifications(self) -> Iterator[None]:
@@ -117,16 +107,12 @@ class ThreadSafeWidget(anywidget.AnyWidget, ipywidgets.ValueWidget):
         yield
 
     def notify_change(self, change: Any) -> None:
-        """Send a change and its consequences in one message, since the echo of a partial one would overwrite newer
-        state.
-        """
+        """Send a change and its consequences as one, since the echo of a partial one would overwrite newer state."""
         with self.hold_sync():
             super().notify_change(change)
 
     def set_dependent(self, name: str, value: Any) -> None:
-        """Set a trait that depends on another. If the page set that one, the change is not sent: the page has computed
-        it, too, and may already have a newer value.
-        """
+        """Set a trait that depends on another; not sent if the page set that one, since it has computed this, too."""
         if self._thread_state.from_the_page:
             self._thread_state.from_the_page.setdefault(name, value)
         self.set_trait(name, value)
@@ -153,10 +139,12 @@ _logger = logging.getLogger("treeviz")
 
 
 class PageWidget(ThreadSafeWidget):
-    """A widget that accepts from its page only what `requests` allows."""
+    """A widget that accepts from its page only what requests may ask, and displays itself."""
 
     _version: Any  # trait: the number of trees shown before
+    _token: Any  # trait: identifies the widget for the fallback page
     _backend: Backend | None = None
+    _is_displayed = _fallback_is_old = False
 
     def __init__(self, **traits: Any) -> None:
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
@@ -235,16 +223,7 @@ class PageWidget(ThreadSafeWidget):
         if to_page and self.comm is not None:
             self.send({"op": "log", "text": line})
 
-
-# Display a widget, and a fallback page for hosts that do not show widgets
-
-
-class DisplayedWidget(PageWidget):
-    """A widget that displays itself in notebooks and terminals."""
-
-    _token: Any  # trait: identifies the widget for the fallback page
-    _is_displayed = False
-    _fallback_is_old = False
+    # Display it, and a fallback page for hosts that do not show widgets
 
     def _repr_mimebundle_(self, include=None, exclude=None, **kwargs) -> Any:
         if self._backend is None:
@@ -303,7 +282,7 @@ class DisplayedWidget(PageWidget):
         return "explore: closed" if self._backend is None else f"explore: {self._backend.view.title}"
 
 
-class TreeWidget(DisplayedWidget):
+class TreeWidget(PageWidget):
     """An interactive tree whose state Python can read, set and observe; see `treeviz.explore`.
 
         widget = treeviz.explore({"layers": [{"w": jnp.ones((3, 4))}]})
