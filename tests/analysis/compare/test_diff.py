@@ -838,6 +838,23 @@ def test_a_page_has_what_is_the_same_up_to_a_bound_and_says_so_beyond(monkeypatc
     assert view.text().split("\n")[0] == "tree · 1 difference: 1 value · 2 leaves are the same"
 
 
+@pytest.mark.parametrize("most_rows", [10_000, 3])
+def test_renamed_arrays_of_equal_values_stand_below_their_parents(most_rows, monkeypatch):
+    from treeviz.analysis.compare import merged
+
+    monkeypatch.setattr(merged, "MOST_ROWS", most_rows)
+    left, right = ({"in": {name: np.arange(2.0)}, "rest": np.ones(3)} for name in "xy")
+    view = tv.diff(left, right, like="values")
+    assert view.text().split("\n")[1:] == [
+        "tree     dict",
+        "├─ in    dict",
+        "│  ├─ x  float64[2] numpy",
+        "│  └─ y  float64[2] numpy",
+        "└─ rest  the same",
+    ]
+    assert "float64[2] numpy" in view.html()
+
+
 def test_the_same_is_not_said_of_what_was_not_compared():
     shapes = {"a": jax.ShapeDtypeStruct((2,), np.float32), "b": [1.0, 2.0], "c": np.zeros(2, np.float32)}
     view = tv.diff({**shapes, "a": np.zeros(2, np.float32)}, shapes)

@@ -272,11 +272,10 @@ class Merged(NamedTuple):
 def merged(left: Side, right: Side, found: Found) -> Merged:
     """The tables of two trees, with a note for each difference. Takes time linear in the rows of both trees."""
     aligned = found.aligned
-    differs = np.zeros(len(aligned.left), bool)
+    differs = (aligned.left == NONE) | (aligned.right == NONE)  # subtrees of only one tree are shown whole
     differs[found.rows] = True
     kept = roll(aligned.depth, aligned.parent, aligned.end, differs, "any")
     kept[0] = True
-    kept |= (aligned.left == NONE) | (aligned.right == NONE)  # subtrees of only one tree are shown whole
     merging = _Merging(left, right, found, kept)
     is_small = len(kept) <= MOST_ROWS
     brief, rows = merging.table(is_whole=False)
