@@ -15,7 +15,7 @@ from published_steps import Step
 
 import treeviz as tv
 from treeviz.steps.recording.recorder import LARGE_BATCH
-from treeviz.steps.statistics import LIGHT
+from treeviz.steps.statistics import HISTOGRAM, LIGHT
 from treeviz.steps.tracing.instrumented import instrumented
 from treeviz.steps.tracing.jitted import jit_options
 
@@ -224,6 +224,24 @@ def program_alone(step: Callable, every: int) -> Callable:
     """Runs the program that `watch` makes of a step at every n-th call, and nothing else: nobody takes its numbers."""
     inspecting = instrumented(step.__wrapped__, jit_options(step), LIGHT)
     return _in_turn(step, every, lambda *args: inspecting(*args)[0])
+
+
+def memory_of(model: Model) -> dict[str, tuple[int, int]]:
+    """The temporary and output bytes of the programs of its step, as XLA reports them."""
+    step, args, found = _update(model), (model.make(), *model.data()), {}
+    for name, options in {
+        "plain": None,
+        "watch": (LIGHT, False),
+        "watch, activations": (LIGHT, True),
+        "in steps of heavy_every": (HISTOGRAM, False),
+        "in these, activations": (HISTOGRAM, True),
+    }.items():
+        made = step
+        if options:
+            made = instrumented(step.__wrapped__, jit_options(step), options[0], activations=options[1])
+        memory = made.lower(*args).compile().memory_analysis()
+        found[name] = memory.temp_size_in_bytes, memory.output_size_in_bytes
+    return found
 
 
 def own_copy(step: Callable, every: int) -> Callable:

@@ -52,7 +52,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.monitoring
-from gradient_steps import MODELS, VARIANTS, Run, of_published
+from gradient_steps import MODELS, VARIANTS, Run, memory_of, of_published
 from published_steps import N_DEVICES, PUBLISHED, SHARDED
 
 START = time.perf_counter()
@@ -132,6 +132,9 @@ def main() -> None:
     measured = _in_processes(names, arguments.variant or (), 60 * arguments.minutes - (CACHE_S if has_cache else 0))
     for name, processes in measured.items():
         _print_step(name, processes)
+        if ACTIVATIONS in processes[0]:
+            for program, (temporary, output) in memory_of(MODELS[name]).items():
+                print(f"  {program:28}  {temporary:13,} temporary bytes  {output:13,} of outputs", flush=True)
     if has_cache:
         _print_cache()
     _print_for_readme(measured)
