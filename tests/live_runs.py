@@ -39,7 +39,6 @@ class Run:
         self.clock, self._cpu = Clock(), Clock()
         self.cost_s = cost_s
         self.inspector = tv.GradientInspector(name="net", **options)
-        self._has_activations = "activations" in options
         self.recorder = self.inspector._recorder
         self.norms: list[np.ndarray] = []
         self.bad: list[np.ndarray] = []
@@ -62,17 +61,14 @@ class Run:
     def step(self, n: int = 1, *, every_s: float = 0.01, bad: int | None = None) -> None:
         """Measure so many steps, one after the other, each read at once."""
         history = self.recorder.history
-        roles = ("inputs", "outputs", "cotangents") if self._has_activations else ()
-        history.add_sources([SOURCE, *[SOURCE._replace(name=role) for role in roles]], 64_000_000)
+        history.add_sources([SOURCE], 64_000_000)
         for _ in range(n):
             self.clock.now += every_s
             norm = 10.0 ** self._rng.uniform(-3, 1, len(PATHS))
             nonfinite = np.zeros(len(PATHS), np.int64)
             if bad is not None:
                 nonfinite[bad] = 2
-            numbers = {"grads": {"norm": norm, "max_abs": norm / 10, "nonfinite": nonfinite}}
-            numbers |= {role: {"rms": norm / 5, "nonfinite": nonfinite} for role in roles}
-            history.append(len(self.norms), numbers)
+            history.append(len(self.norms), {"grads": {"norm": norm, "max_abs": norm / 10, "nonfinite": nonfinite}})
             if self.scalars:
                 powers = [norm[:1] ** i for i in range(len(self.scalars))]
                 history.append_scalars([ScalarRow(len(self.norms), dict(zip(self.scalars, powers, strict=True)), None)])

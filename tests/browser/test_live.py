@@ -152,7 +152,7 @@ def test_one_line_waits_for_the_first_step_and_becomes_the_tree(live):
 
 
 def test_what_is_measured_is_drawn_and_read(live):
-    run, kernel = live(steps=1, total=400, width=1500, activations=True)
+    run, kernel = live(steps=1, total=400, width=1500)
     run.scalars = "lr", "loss"
     run.step(300)
     page = drawn(kernel)
@@ -171,8 +171,6 @@ def test_what_is_measured_is_drawn_and_read(live):
     norm = np.float32(run.norms[-1][1])
     cell = row(page, "w").first.locator(".sparkline").inner_text()
     assert float(cell) == pytest.approx(norm, rel=1e-3)
-    titles = page.locator(".head").first.inner_text()
-    assert all(title in titles for title in ("in rms", "out rms", "cotangent rms"))
     row(page, "w").first.click()
     assert last_column(page).endswith("· step 300") and readout(page).startswith("['layers'][0]['w']")
     assert page.locator(".detail svg.chart").count() == 2, "the whole run, and the newest steps"
