@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate, chain, compress, islice, repeat, takewhile
+from itertools import accumulate, chain, islice, repeat, takewhile
 from operator import is_, itemgetter, length_hint
 from typing import Any, NamedTuple
 
@@ -279,12 +279,16 @@ class SimilarSiblings:
 
     def _add_rows(self, parts: list[_Part], above: Frame, row: int, which: slice) -> int:
         """Add the rows of similar siblings; return their number."""
-        columns, rows = self._columns(parts, row, above.children[which]), self._rows
+        columns, rows, new = self._columns(parts, row, above.children[which]), self._rows, dict[int, int]()
         n, size, start, end = len(columns[0]) if columns else 0, len(columns), len(rows.nodes), rows.ends[row]
-        nodes = [*chain.from_iterable(zip(*columns, strict=True))]
-        have_identity = [bool(p.below or (p.handler.level is None and p.handler.has_identity)) for p in parts] * n
-        new = dict(compress(zip(map(id, nodes), range(start, start + n * size), strict=True), have_identity))
-        if not n or len(new) < sum(have_identity) or not rows.first_rows.keys().isdisjoint(new):
+        nodes: list[Any] = [None] * (n * size)
+        n_identities = 0
+        for i, (part, column) in enumerate(zip(parts, columns, strict=True)):
+            nodes[i::size] = column
+            if part.below or (part.handler.level is None and part.handler.has_identity):
+                new.update(zip(map(id, column), range(start + i, start + n * size, size), strict=True))
+                n_identities += n
+        if not n or len(new) < n_identities or not rows.first_rows.keys().isdisjoint(new):
             return 0
         codes = self._codes(parts, nodes, rows.fact_codes[row:end])  # may raise: nothing is added before
         further = np.arange(start - row, start - row + n * size, size, dtype=np.int32)[:, None]
