@@ -116,7 +116,7 @@ def test_a_step_with_nan_that_was_left_out_without_a_scale_says_so_and_is_an_err
         params = run(params, x * np.float32(np.nan) if i == BAD else x)
     (found,) = nonfinite(inspector)
     assert (found.severity, found.first) == ("error", BAD)
-    assert f"From step {BAD + 1} on all are finite again" in found.sentence
+    assert f"From step {BAD + 1} on, all are finite again" in found.sentence
 
 
 def test_clipping_of_gradients_that_are_unscaled_before_is_told_without_the_norms_of_those_that_are_not(watched):

@@ -67,7 +67,7 @@ def skipped_steps(tree: Searched) -> SkippedSteps | None:
     text = f" {n_steps} steps are affected in total." if n_steps > 1 else ""
     if after.size:
         skipped = "" if is_meant else ": the update seems to have been skipped"
-        text += f" From {timeline.numbering.text(timeline.begins[after[0]])} on all are finite again{skipped}."
+        text += f" From {timeline.numbering.text(timeline.begins[after[0]])} on, all are finite again{skipped}."
     return SkippedSteps(n_steps, text, is_meant)
 
 
