@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # Properties of the front end that get short names in code, not in texts. A minifier leaves them as they are, since it
 # does not know that only the front end uses them: tests/views/html/test_bundle.py compares them with what Python sends.
 OURS = """
-above active addsUp anchor ask asked banner below bucketAt changed choose chosen column columns copier copy depth
+above active addsUp anchor ask asked banner below bucketAt changed choose chosen column copier copy depth
 descending detailed detailPlace draw edition element emit ends expression fact factCodes field filtered filtering fit
 fold folds format found goTo grid growing hasChildren hasNotes hasRuns header heatMap help hidesBlanks hitNumber hits
 index isApart isBad isFlat isFolding isHidden isInserted isLikeNext isLog isNarrow isNumber isOfFacts isOpen isRelative

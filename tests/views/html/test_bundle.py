@@ -78,8 +78,16 @@ HOOK = runpy.run_path(str(HOUSE / ".hatch_build.py"))
 
 def test_what_a_wheel_shortens_is_nothing_that_python_sends_and_no_key_of_a_text():
     ours = {*HOOK["OURS"].split()}
-    sent = (HOUSE / "treeviz/views/html/payload.py").read_text("utf-8")
+    package = HOUSE / "treeviz"
+    sent = (package / "views" / "html" / "payload.py").read_text("utf-8")
     assert not ours & {*re.findall(r"[\"'](\w+)[\"']", sent)} and len(ours) > 50
+    of_messages = [
+        *package.glob("views/html/*.py"),
+        *package.glob("views/widget/*.py"),
+        *package.glob("inspector/*.py"),
+    ]
+    for path in (package / "analysis" / "details.py", package / "explorer.py", package / "differ.py", *of_messages):
+        assert not ours & {*re.findall(r"[\"'](\w+)[\"']: ", path.read_text("utf-8"))}, path
     for path in {*ASSETS.rglob("*.js")} - {ASSETS / "serve" / "site.js"}:  # which is only minified
         text = re.sub(r"/\*.*?\*/|^ *//.*?$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
         assert not ours & {*re.findall(r"\bdataset\.(\w+)|\[\"(\w+)\"]", text)}, path
