@@ -55,8 +55,8 @@ ARROW = {
       const rows = inside.querySelectorAll("[role=treeitem][aria-expanded]");
       const row = rows[1] ?? rows[0];
       const box = row.getBoundingClientRect();
-      const indent = parseFloat(getComputedStyle(row.firstChild).getPropertyValue("--indent"));
-      return [box.x + indent + 10, box.y + box.height / 2];
+      const indent = parseFloat(getComputedStyle(row.firstChild).paddingLeft); // a wheel has other names for --indent
+      return [box.x + indent + 5, box.y + box.height / 2];
     }""",
     "treescope": """() => {
       const inside = [...document.querySelectorAll("*")].find((element) => element.shadowRoot).shadowRoot;
