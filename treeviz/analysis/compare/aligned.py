@@ -241,8 +241,8 @@ def compare_static(left: Any, left_aux: Any, right: Any, right_aux: Any) -> list
     named = [it for field in fields or [("", left_aux, right_aux)] for it in _named_parts(left, *field)]
     findings = [("static", f"{name} = {value_text(a, 60)}", value_text(b, 60), a, b) for name, a, b in named]
     findings = findings or [("static", value_text(left_aux, 80), value_text(right_aux, 80), left_aux, right_aux)]
-    alike = "they print the same, but == returns False"
-    return [(*it, problem or alike * (value_text(a, 80) == value_text(b, 80))) for *it, a, b in findings]
+    same_text = "they print the same, but == returns False"
+    return [(*it, problem or same_text * (value_text(a, 80) == value_text(b, 80))) for *it, a, b in findings]
 
 
 def _named_parts(node: Any, name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:

@@ -219,7 +219,7 @@ class Order:
         return sorted(layers, key=lambda layer: min(self.positions[leaf] for leaf in layer))
 
     @computed_once
-    def alike(self) -> list[list[int]]:
+    def siblings_by_number(self) -> list[list[int]]:
         """Groups of leaves of one size whose paths differ only in numbers, by these numbers."""
         groups: dict[tuple[str, int], list[int]] = {}
         for leaf, path in enumerate(self.paths):

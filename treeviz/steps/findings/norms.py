@@ -201,7 +201,7 @@ def _is_vanishing(tree: Searched, typical: np.ndarray) -> np.ndarray:
 def _layer_series(tree: Searched, typical: np.ndarray) -> list[list[int]]:
     """Groups of leaves that differ only in their layer numbers, the first layer first."""
     is_known = np.isfinite(typical)
-    known = ([leaf for leaf in leaves if is_known[leaf]] for leaves in tree.order.alike)
+    known = ([leaf for leaf in leaves if is_known[leaf]] for leaves in tree.order.siblings_by_number)
     return [leaves for leaves in known if len(leaves) >= _FEWEST_LAYERS]
 
 

@@ -273,7 +273,7 @@ class Sown:
     # "grads" of a differentiated function, "cotangents" of a `jax.vjp`, "tap" or `ACTIVATIONS`; "params", "updates" and
     # "received" for what is measured together with a gradient; "loss", which only tells which results are the loss.
     kind: str
-    source: MeasuredTree  # named as the kind, or as `tap` was told; "grads (loss)" of the function `loss`
+    source: MeasuredTree  # named as the kind, or the name given to `tap`; "grads (loss)" of the function `loss`
     axes: Axes = ()  # of the layers of each leaf that holds some, as `reap` has found them
     activations: tuple[Activation, ...] = ()  # of each value
 

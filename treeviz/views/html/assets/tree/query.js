@@ -279,8 +279,8 @@ function closest(word, texts) {
   let most = 0.39;
   for (const text of new Set(texts)) {
     const some = pairs(text.toLowerCase());
-    const alike = (2 * some.filter((pair) => known.has(pair)).length) / (known.size + some.length);
-    if (alike > most) [best, most] = [text, alike];
+    const likeness = (2 * some.filter((pair) => known.has(pair)).length) / (known.size + some.length);
+    if (likeness > most) [best, most] = [text, likeness];
   }
   return best;
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// Norms of rows: bars that compare them, and the members that stand out of a run of alike rows.
+// Norms of rows: bars that compare them, and the members that stand out of a run of similar rows.
 import { numberText } from "../tree/numbers.js";
 
 /** @typedef {import("../tree/folds.js").Folds} Folds */
